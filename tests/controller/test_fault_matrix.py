@@ -26,6 +26,7 @@ FOUND_BY = {
     "a_group_newer_than_the_return_keeps_its_deadline": 10,
     "an_engine_comes_back_in_the_trainers_turn": 163,
     "a_checkpoint_is_written_of_the_weights_at_hand": 115,
+    "a_lent_engine_comes_back_in_the_trainers_time": 5,
 }
 """A seed that finds each planted bug, to be tried first."""
 
@@ -69,6 +70,8 @@ def test_the_cases_are_what_they_are_said_to_be() -> None:
         assert case.faults.rollout.workers >= 2
         assert config.deadline_rule == case.rule
     assert {case.replicas for case in cases} == {1, 2, 3}
+    assert {case.mode for case in cases if case.config.engine.lent} == set(MODES)
+    assert {case.recipe for case in cases if case.config.engine.lent} == set(RECIPES)
     assert len({(case.rule, case.mode) for case in cases}) == len(RULES) * len(MODES)
     assert len({(case.rule, case.recipe) for case in cases}) == len(RULES) * len(RECIPES)
     assert len({(case.recipe, case.mode) for case in cases}) == len(RECIPES) * len(MODES)

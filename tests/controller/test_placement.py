@@ -19,8 +19,7 @@ def config(cluster: dict[str, Any], **more: Any) -> TrainConfig:
         model={"path": "m"},  # type: ignore[arg-type]
         data={"train": "d"},  # type: ignore[arg-type]
         algorithm={"kl": {"coefficient": 0.1}},  # type: ignore[arg-type]
-        engine={"replicas": 2},  # type: ignore[arg-type]
-        **{"runtime": {"kind": "ray", "threads": 8}, "cluster": cluster, **more},
+        **{"runtime": {"kind": "ray", "threads": 8}, "engine": {"replicas": 2}, "cluster": cluster, **more},
     )
 
 
@@ -71,6 +70,29 @@ def test_a_run_s_own_ray_is_drawn() -> None:
     ]
 
 
+def test_engines_that_are_lent_share_the_trainers_devices_and_processors() -> None:
+    given = {
+        "device": "slot",
+        "local_devices": 4,
+        "place": {"engine": {"devices": 1}, "trainer": {"devices": 1, "cpus": 2}},
+    }
+    lent = {"trainer": {"layout": {"dp": 2}}, "engine": {"replicas": 2, "lent": 2}}
+    made = config(given, **lent)
+    assert drawn(made, 0)[1:5] == [
+        "    slot 0         trainer/0 + lent/0 (all of it)",
+        "    slot 1         trainer/1 + lent/1 (all of it)",
+        "    slot 2         engine/0 (all of it)",
+        "    slot 3         engine/1 (all of it)",
+    ]
+    assert threads_of_worker(made, "lent") == threads_of_worker(made, "trainer") == 2
+    (team, _) = teams_of(made, 0).teams
+    assert [bundle.cpus for bundle in team.bundles] == [2, 2]
+    both = {**given, "colocate": [["trainer", "reference"]]}
+    assert teams_of(config(both, **lent), 0).teams[0].bundles[0].workers == ("trainer/0", "reference/0", "lent/0")
+    with pytest.raises(ValueError, match=r"engines that are lent \(engine.lent\) are where the trainer is"):
+        config({"place": {"lent": {"devices": 1}}}, **lent)
+
+
 def test_what_it_has_no_room_for_is_told() -> None:
     given = {"device": "slot", "local_devices": 1, "place": {"engine": {"devices": 1}}}
     with pytest.raises(ConfigError, match="no node has room for engine/1, which ask for 1 slot and 1 CPU"):
@@ -97,6 +119,6 @@ def test_nodes_have_to_see_what_their_workers_use(tmp_path: Path) -> None:
 
 
 def test_new_weights_leave_a_machine_only_where_the_config_says_so() -> None:
-    assert meeting_of(config({})) == ("trainer", "engine", "proximal")
+    assert meeting_of(config({})) == ("trainer", "engine", "lent", "proximal")
     assert meeting_of(config({}, weights={"host": "10.0.0.7"})) == ()
     assert meeting_of(config({}, weights={"transport": "disk"})) == ()

@@ -38,6 +38,11 @@ class World:
     def __post_init__(self) -> None:
         self.members = (SimpleNamespace(index=0, name="engine 0", stats=self.stats),)
 
+    @property
+    def own(self) -> tuple[Any, ...]:
+        """None is lent."""
+        return self.members
+
     def now(self) -> float:
         return self.time
 
@@ -62,6 +67,16 @@ def made(*, on_policy: bool = False) -> tuple[World, Activity, TimeSpent]:
     world, activity = World(), Activity()
     time = TimeSpent(world, world, world, activity, on_policy=on_policy)  # type: ignore[arg-type]
     return world, activity, time
+
+
+def test_the_time_in_which_the_trainers_devices_are_lent_is_counted() -> None:
+    world, activity, time = made()
+    for seconds in (2.0, 3.0):
+        activity.lends(lent=True)
+        world.passes(seconds)
+        activity.lends(lent=False)
+        world.passes(1.0)
+    assert time.lent_s() == 5.0
 
 
 def test_the_trainers_waits_for_rows_are_told_apart_by_what_stands_in_the_way() -> None:

@@ -23,6 +23,7 @@ from headrace.engines.conformance import (
     new_weights_are_used_and_told,
     nothing_is_found_of_old_weights,
     tokens_are_the_models,
+    who_is_sent_away_goes_on_elsewhere,
     who_sleeps_samples_nothing_and_goes_on,
     wrong_weights_are_refused,
 )
@@ -122,17 +123,26 @@ class Insomniac(Broken):
     asleep: tuple[Tag, ...] = ()
     rests = property(lambda self: bool(self.asleep))
 
-    async def sleep(self, tags: Sequence[Tag]) -> None:
+    async def sleep(self, tags: Sequence[Tag], *, sends_away: bool = False) -> None:
         self.asleep = (*tags,)
 
     async def wake(self, tags: Sequence[Tag]) -> None:
         self.asleep = ()
 
 
+class Deaf(Broken):
+    """It aborts what it is to send away."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+        async for chunk in self._engine.generate(request):
+            cut = chunk.finish_reason is FinishReason.INTERRUPTED
+            yield replace(chunk, finish_reason=FinishReason.ABORT) if cut else chunk
+
+
 class Hoarder(Broken):
     """It keeps the weights that it was to drop, and wakes with them."""
 
-    async def sleep(self, tags: Sequence[Tag]) -> None:
+    async def sleep(self, tags: Sequence[Tag], *, sends_away: bool = False) -> None:
         self._kept = self._engine._core._runner._weights  # type: ignore[union-attr]
         await self._engine.sleep(tags)
 
@@ -167,7 +177,9 @@ def put_to(checks: tuple[Check, ...], folder: Path, made: Callable[[EmbeddedEngi
 
 
 @pytest.mark.parametrize(
-    "check", [*CHECKS, who_sleeps_samples_nothing_and_goes_on, dies], ids=lambda check: check.__name__
+    "check",
+    [*CHECKS, who_sleeps_samples_nothing_and_goes_on, who_is_sent_away_goes_on_elsewhere, dies],
+    ids=lambda check: check.__name__,
 )
 def test_the_embedded_engine_conforms(tmp_path: Path, check: Check) -> None:
     put_to((check,), tmp_path, lambda engine: engine)
@@ -181,6 +193,7 @@ def test_the_embedded_engine_conforms(tmp_path: Path, check: Check) -> None:
         (StaleCache, new_weights_are_used_and_told, "log-prob .*, the model's is"),
         (Insomniac, who_sleeps_samples_nothing_and_goes_on, "it samples while it sleeps"),
         (Hoarder, who_sleeps_samples_nothing_and_goes_on, "it woke with weights that it had dropped"),
+        (Deaf, who_is_sent_away_goes_on_elsewhere, "requests that it sent away ended by"),
         (Hushed, dies, "ended by LENGTH, and is not whole"),
         (Credulous, wrong_weights_are_refused, "weights that are not what the swap check says were taken"),
     ],

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.engines import admission, completions, pool
 from headrace.engines.admission import AnyLine
+from headrace.engines.member import Member
 from headrace.experience.flow import Flow
 from headrace.experience.schedule import Schedule
 from headrace.roles.actors.critic import CriticRole
@@ -157,6 +158,11 @@ def a_checkpoint_is_written_of_the_weights_at_hand(patch: pytest.MonkeyPatch) ->
     patch.setattr(SimulatedTrainer, "saved", lambda self, *, copies: SavedState(self._state, self._files, self._write))
 
 
+def a_lent_engine_comes_back_in_the_trainers_time(patch: pytest.MonkeyPatch) -> None:
+    """Whoever follows the weights wakes it as soon as it sleeps, or has died."""
+    patch.setattr(Member, "away", property(lambda self: False, lambda self, value: None), raising=False)
+
+
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -169,6 +175,7 @@ PLANTS: dict[str, Plant] = {
         a_group_newer_than_the_return_keeps_its_deadline,
         an_engine_comes_back_in_the_trainers_turn,
         a_checkpoint_is_written_of_the_weights_at_hand,
+        a_lent_engine_comes_back_in_the_trainers_time,
     )
 }
 """Those that whole runs find (test_fault_matrix.py)."""

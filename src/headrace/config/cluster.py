@@ -12,9 +12,20 @@ from headrace.config.base import Section
 from headrace.config.errors import ConfigError
 
 Role = Literal[
-    "trainer", "critic", "reference", "proximal", "teacher", "reward", "engine", "judge", "rollout", "functions"
+    "trainer",
+    "critic",
+    "reference",
+    "proximal",
+    "teacher",
+    "reward",
+    "engine",
+    "lent",
+    "judge",
+    "rollout",
+    "functions",
 ]
 ROLES: tuple[Role, ...] = get_args(Role)
+LENT: Role = "lent"
 _ALSO = {"actor": "trainer", "actor_fwd": "proximal", "advantages": "functions"}
 """What roles are called elsewhere."""
 _ENGINES = "rollout"
@@ -106,6 +117,12 @@ class ClusterConfig(Section):
             else each
             for each in given
         ]
+
+    @model_validator(mode="after")
+    def _lent_are_with_the_trainer(self) -> Self:
+        if LENT in self.place or any(LENT in each for each in self.sets):
+            raise ValueError("engines that are lent (engine.lent) are where the trainer is; place and colocate that")
+        return self
 
     @model_validator(mode="after")
     def _sets_are_apart(self) -> Self:

@@ -116,6 +116,11 @@ class PolicyEngineConfig(EngineConfig, EngineSection):
     batch is trained the engines have neither weights nor KV cache; while one is generated the trainer, and the critic,
     keep what they have in the host's memory (on a CPU, which has no other, they give back gradients alone). Results are
     the same. See docs/turns.md."""
+    lent: int = Field(default=0, ge=0, le=64)
+    """So many engines more, embedded ones, on the devices of the trainer (and of the critic), where those are not the
+    other engines': they serve while the trainer waits for its batch, and keeps what it has in the host's memory. Once
+    the batch is there they give it back, and what they had in flight goes on elsewhere. At most one for each rank of
+    the trainer. Where waits are too short, nothing is lent. See docs/turns.md."""
     beside: list[EngineSection] = Field(default_factory=list)
     """More engines of the same model, of other kinds or with other options, one section each. `engine` may be written
     as a list of sections: the first is this one, with what holds of all engines (`dtype`, `max_context`, `spread`, …),

@@ -47,6 +47,8 @@ def check_places(config: TrainConfig) -> None:
         )
     if config.engine.colocated:
         _check_turns(config)
+    if config.engine.lent:
+        _check_lent(config)
     for name, section in (("trainer", config.trainer), ("critic", config.critic)):
         layout = section.layout
         if (layout.ranks > 1 or layout.stage) and section.placement != "process":
@@ -82,6 +84,28 @@ def _check_turns(config: TrainConfig) -> None:
         raise ValueError(
             f"engine.colocated is true, and an engine is a server ({server}): embedded engines alone are put to sleep; "
             "set engine.kind: embedded, or leave engine.colocated out"
+        )
+
+
+def _check_lent(config: TrainConfig) -> None:
+    lent, ranks = config.engine.lent, config.trainer.layout.ranks
+    if config.engine.colocated:
+        raise ValueError(
+            f"engine.lent is {lent}, and engine.colocated true: all engines have the trainer's devices already; drop "
+            "one of the two"
+        )
+    if config.rollouts_only or config.data.rollouts is not None:
+        has = "rollouts_only: no trainer is there" if config.rollouts_only else "data.rollouts: nothing is generated"
+        raise ValueError(f"engine.lent is {lent}, and {has}; leave engine.lent out")
+    if server := next((section.kind for section in config.engine.sections if section.is_server), None):
+        raise ValueError(
+            f"engine.lent is {lent}, and an engine is a server ({server}): engines are lent beside embedded ones "
+            "alone; set engine.kind: embedded, or leave engine.lent out"
+        )
+    if lent > ranks:
+        raise ValueError(
+            f"engine.lent is {lent}, and the trainer has {ranks} rank(s), on whose devices they are, one for each; use "
+            f"{ranks}, or more engine.replicas"
         )
 
 

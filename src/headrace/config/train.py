@@ -174,7 +174,7 @@ class TrainConfig(Section):
         """How many of those that take weights have a relay of their own because `collective` was asked for."""
         if self.weights.transport != "collective":
             return 0
-        engines = self.engine.total if self.engine.apart else 0
+        engines = self.engine.total + self.engine.lent if self.engine.apart else 0
         return engines + (self.copies_proximal and self.proximal.placement == "process")
 
     @property

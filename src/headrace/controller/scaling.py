@@ -102,7 +102,8 @@ class Scaling:
             say(f"{what}: {count()}")
 
     def _there(self) -> list[Member]:
-        return [member for member in self._pool.members if member.state is not EngineState.GONE]
+        """Those of its own: lent ones are as many as before."""
+        return [member for member in self._pool.own if member.state is not EngineState.GONE]
 
     def _engine_count(self) -> int:
         return len(self._there())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from headrace.engines.member import summed
 from headrace.engines.pool import EnginePool
+from headrace.engines.protocol import EngineStats
 from headrace.experience.flow import Flow
 from headrace.observe import spent
 from headrace.observe.spent import Activity, Spent
@@ -12,7 +14,7 @@ from headrace.roles.actors.actor import TRAINER_LANE
 from headrace.roles.actors.critic import CRITIC_LANE
 from headrace.runtime.protocol import Clock
 
-_BUSY = "busy"
+_BUSY, _LENT = "busy", "lent"
 _KEYS = {"staleness": "max_staleness", "ahead": "ahead", "bytes": "table_gib"}
 """Of the section `async`."""
 
@@ -45,11 +47,12 @@ class TimeSpent:
         self._activity = activity
         self._on_policy = on_policy
         self._began = clock.now()
-        self._before = engines.stats()
+        self._before = self._own()
         self._trainer = Spent(clock.now, self._trainer_is_at)
         self._idle = Spent(self._idle_s, self._engines_lack)
         self._idle_of_trainer = Spent(self._idle_s, self._trainer_is_at)
         self._lanes = {lane: Spent(clock.now, partial(self._lane_is_at, lane)) for lane in (TRAINER_LANE, CRITIC_LANE)}
+        self._lent = Spent(clock.now, self._lent_is)
         self._engines_before = [member.stats().busy_s for member in engines.members]
         activity.changed = self._look
         flow.changed.listen(self._look)
@@ -67,12 +70,13 @@ class TimeSpent:
         return {name: value for name, value in seconds.items() if value > 0}
 
     def engines_s(self) -> dict[str, float]:
-        """The same of the engines, of several their mean; nothing where there are none."""
+        """The same of the engines, of several their mean; nothing where there are none. Those that are lent do not
+        count: they have nothing to do while the trainer has their devices."""
         if not self._has_engines:
             return {}
-        now, before = self._engines.stats(), self._before
+        now, before = self._own(), self._before
         left = self._clock.now() - self._began
-        count = len(self._engines.members)
+        count = len(self._engines.own)
         parts = {
             spent.COMPUTES: (now.busy_s - before.busy_s - (now.recompute_s - before.recompute_s)) / count,
             spent.SWAPS: (now.swap_stall_s - before.swap_stall_s) / count,
@@ -96,19 +100,30 @@ class TimeSpent:
         found |= {lane: spent_s.totals().get(_BUSY, 0.0) for lane, spent_s in self._lanes.items()}
         return {name: seconds for name, seconds in found.items() if seconds > 0}
 
+    def lent_s(self) -> float:
+        """Seconds in which the trainer's devices were lent to engines."""
+        return self._lent.totals().get(_LENT, 0.0)
+
+    def _lent_is(self) -> str:
+        return _LENT if self._activity.lent else spent.OTHER
+
+    def _own(self) -> EngineStats:
+        return summed([member.stats() for member in self._engines.own])
+
     def _lane_is_at(self, lane: str) -> str:
         return _BUSY if self._activity.computing[lane] else spent.OTHER
 
     def _look(self) -> None:
         for lane in self._lanes.values():
             lane.look()
+        self._lent.look()
         self._trainer.look()
         idle_s = self._idle_s()
         self._idle.look(idle_s)
         self._idle_of_trainer.look(idle_s)
 
     def _idle_s(self) -> float:
-        return self._engines.stats().idle_s / len(self._engines.members)
+        return self._own().idle_s / len(self._engines.own)
 
     def _trainer_is_at(self) -> str:
         activity, flow = self._activity, self._flow

@@ -186,7 +186,7 @@ async def _train(
         models, begun, pool, functions = await _loaded(outside, plan, folder, restored, runtime, stack)
         # First, since only now it is known how many sequences it decodes together.
         lineage = Lineage(begun.branch, store.checkpoints.lineage())
-        if plan.config.engine.colocated:  # the first turn is the engines'
+        if plan.config.engine.colocated or models.engines.lent:  # the first turn is the engines'
             await together(group.sleep() for group in models.groups)
         await models.engines.start(lineage, models.trainer.receiver())
         hands = None

@@ -51,7 +51,7 @@ class AbsentEngine:
         self._version = receiver.latest() or self._version
         return None
 
-    async def sleep(self, tags: Sequence[Tag]) -> None:
+    async def sleep(self, tags: Sequence[Tag], *, sends_away: bool = False) -> None:
         """It has no memory."""
 
     async def wake(self, tags: Sequence[Tag]) -> None:

@@ -106,8 +106,13 @@ def route(
 
 def to_pin(engines: Sequence[EngineView], line: Line, count: int) -> list[int]:
     """The engines that an evaluation holds: at most `count`, all of the newest version that any serves, and never all
-    that serve unless there is only one. Those with fewest outstanding tokens; empty if none serves."""
-    able = [(engine, engine.version) for engine in engines if engine.serves and engine.version is not None]
+    that serve unless there is only one. Those with fewest outstanding tokens; empty if none serves. None that is lent:
+    the trainer would wait for the evaluation."""
+    able = [
+        (engine, engine.version)
+        for engine in engines
+        if engine.serves and engine.version is not None and not engine.lent
+    ]
     able = [(engine, version) for engine, version in able if line.holds(version)]
     if not able:
         return []

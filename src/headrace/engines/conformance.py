@@ -355,6 +355,33 @@ async def _slept(subject: Subject, tags: Sequence[Tag]) -> None:
         subject.judge(request := subject.request(seed=78), await subject.whole(request))
 
 
+async def who_is_sent_away_goes_on_elsewhere(subject: Subject) -> None:
+    """For engines that sleep, so not among CHECKS. With `sends_away` requests in flight end with INTERRUPTED and what
+    was sampled, and so do those that come while it sleeps; here they go on on the same engine, once it is awake."""
+    engine = subject.engine
+    requests = [subject.request(subject.max_context - 32, seed=seed) for seed in range(8)]
+    running = [asyncio.ensure_future(subject._chunks(request)) for request in requests]
+    await _until_sampled(subject)
+    await engine.sleep(tuple(Tag), sends_away=True)
+    begun = [_joined(chunks) for chunks in await asyncio.gather(*running)]
+    late = _joined(await subject._chunks(subject.request(20, seed=9)))
+    ends = {part.finish_reason for part in (*begun, late)}
+    _require(ends == {FinishReason.INTERRUPTED}, f"requests that it sent away ended by {ends}")
+    _require(not len(late.tokens), "it sampled while it slept")
+    _require(any(len(part.tokens) for part in begun), "what was sampled is lost")
+    _require(engine.stats().sent_away_tokens > 0, "it does not say what others compute again")
+    await engine.update(subject.publication("b"), SwapMode.RECOMPUTE)
+    await engine.wake(engine.asleep)
+    for request, part in zip(requests, begun, strict=True):
+        rest = replace(
+            request,
+            request_id=f"{request.request_id}.rest",
+            prompt=np.concatenate([request.prompt, part.tokens], dtype=np.int32),
+            sampling=replace(request.sampling, max_new_tokens=16),
+        )
+        subject.judge(request, _joined([part, await subject.whole(rest)]))
+
+
 async def a_death_is_told(subject: Subject, kill: Callable[[], object]) -> None:
     """`kill`: ends what computes, as a fault of it would, so this comes last. Each request in flight is told so, and
     has what was sampled before; the engine says that it has failed, and takes nothing more."""

@@ -18,10 +18,16 @@ this one was loaded with."""
 
 
 class Member:
-    def __init__(self, index: int, engine: Engine, revive: Revive | None = None, name: str = "") -> None:
-        """`revive` None: it does not come back from a death. `name`: as it is told of; engine N unless given."""
+    def __init__(
+        self, index: int, engine: Engine, revive: Revive | None = None, name: str = "", *, lent: bool = False
+    ) -> None:
+        """`revive` None: it does not come back from a death. `name`: as it is told of; engine N unless given. `lent`:
+        see `EngineView.lent`."""
         self.index = index
-        self.name = name or f"engine {index}"
+        self.name = name or f"engine {index}{' (lent)' if lent else ''}"
+        self.lent = lent
+        self.away = False
+        """Of one that is lent: it was taken back, and sleeps until it is lent again."""
         self.engine = engine
         self.revive = revive
         self.state = EngineState.STARTING
@@ -59,6 +65,7 @@ class Member:
             self.pins,
             max(self.deaths, self.failed_swaps),
             self.is_up and self.engine.rests,
+            self.lent,
         )
 
     @property

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 from headrace.engines.absent import AbsentEngine
 from headrace.engines.admission import AnyLine, Line, admit, admit_spread, route, to_pin
+from headrace.engines.lent import Kill, LentEngines
 from headrace.engines.member import Member, Revive, summed
 from headrace.engines.pool_state import EngineState, EngineView
 from headrace.engines.protocol import Engine, EngineError, EngineStats, PinnedVersion, SwapMode, SwapReport, Tag
@@ -71,11 +72,14 @@ class EnginePool:
         handles: Sequence[Handle] = (),
         judge: str | None = None,
         attached: bool = False,
+        lent: int = 0,
+        kill: Kill | None = None,
     ) -> None:
         """`revive`: how an engine that died comes back; unless given, it does not. `return_deadline_s`: how long a
         request waits for an engine that may serve it. `handles`: by which other workers reach the engines, by index,
         where these are workers. `judge`: the model that judges, where this is its engine, and not the policy's.
-        `attached`: what the engines hold when they start is of no version of the run."""
+        `attached`: what the engines hold when they start is of no version of the run. `lent`: so many of them, the last
+        ones, are on the trainer's devices. `kill`: see `LentEngines`."""
         self.handles = tuple(handles)
         self._revive = revive
         self.hires: Hires | None = None
@@ -87,7 +91,12 @@ class EnginePool:
         if not engines:
             raise ValueError("a pool needs at least one engine")
         name = "" if judge is None else self.name
-        self.members = tuple(Member(index, engine, revive, name) for index, engine in enumerate(engines))
+        own = len(engines) - lent
+        self.members = tuple(
+            Member(index, engine, revive, name, lent=index >= own) for index, engine in enumerate(engines)
+        )
+        self.lent = self.members[own:]
+        self.lending = LentEngines(self, kill)
         self.clock = clock
         self.return_deadline_s = return_deadline_s
         self.spread = spread
@@ -123,14 +132,19 @@ class EnginePool:
         return all(member.engine.gives_kept_sets for member in self.members)
 
     @property
+    def own(self) -> Sequence[Member]:
+        """Those that are not lent."""
+        return [member for member in self.members if not member.lent] if self.lent else self.members
+
+    @property
     def slots(self) -> int:
         """Sequences that all engines decode together; known once they have started."""
         return sum(member.engine.slots for member in self.members)
 
     @property
     def version(self) -> Version:
-        """The newest of the line that an engine serves, or served last."""
-        held = [version for member in self.members if (version := member.version) is not None]
+        """The newest of the line that an engine serves, or served last; none that is lent."""
+        held = [version for member in self.own if (version := member.version) is not None]
         held = [version for version in held if self.line.holds(version)]
         if held:
             self._last = max(held, key=lambda version: (version.number, version.branch))
@@ -155,9 +169,9 @@ class EnginePool:
 
     @property
     def serves_line(self) -> bool:
-        """Whether an engine serves a version of the run's line. None does between a return to a commit and the first
-        engine that takes what the run goes on from."""
-        versions = [view.version for view in self.views() if view.serves and view.version is not None]
+        """Whether an engine that is not lent serves a version of the run's line. None does between a return to a commit
+        and the first engine that takes what the run goes on from."""
+        versions = [view.version for view in self.views() if view.serves and view.version is not None and not view.lent]
         return not self.sleeps and any(map(self.line.holds, versions))
 
     def views(self) -> list[EngineView]:
@@ -186,6 +200,8 @@ class EnginePool:
         """Where a group of at most so many tokens may begin now; None if nowhere. See `engines.admission`. To be
         `taken` if it begins."""
         views = self.views()
+        if self.lending.holds_back:
+            return None
         if self.spread == "episode":
             version = admit_spread(views, self.line, is_open)
             return None if version is None else Place(version, left=0)
@@ -195,6 +211,7 @@ class EnginePool:
     @contextmanager
     def taken(self, place: Place) -> Iterator[Place]:
         """The place's tokens count as load of its engine, until it is left."""
+        self.lending.began()
         self._load(place, place.left)
         try:
             yield place
@@ -356,7 +373,7 @@ class EnginePool:
         member.state = EngineState.SWAPPING
         try:
             report = await member.engine.update(receiver, mode)
-            if member.engine.asleep:
+            if member.engine.asleep and not member.away:
                 await member.engine.wake(member.engine.asleep)
             member.failed_swaps = 0
             return report

@@ -38,6 +38,8 @@ class EngineView:
     """In a row."""
     rests: bool = False
     """See `Engine.rests`."""
+    lent: bool = False
+    """It is on the trainer's devices, and may be taken back at any moment."""
 
     @property
     def serves(self) -> bool:

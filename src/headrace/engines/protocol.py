@@ -31,7 +31,8 @@ class FinishReason(StrEnum):
     ABORT = "abort"
     """Ended by `abort`; what was sampled so far is returned."""
     INTERRUPTED = "interrupted"
-    """A weight update cut it off; ask again with prompt + tokens to go on (servers; `embedded` never does)."""
+    """A weight update cut it off, or the engine went to sleep; ask again with prompt + tokens to go on (by an update,
+    `embedded` never does it)."""
 
 
 class Tag(StrEnum):
@@ -140,6 +141,8 @@ class EngineStats:
     """Of `busy_s` and `swap_stall_s`: seconds in which what new weights interrupted was computed again."""
     idle_s: float = 0.0
     """Seconds in which there was nothing that it could compute."""
+    sent_away_tokens: int = 0
+    """Of requests that it sent away as it went to sleep, those that it had computed: others compute them again."""
 
 
 class Engine(Protocol):
@@ -195,9 +198,10 @@ class Engine(Protocol):
         """Take the newest whole version. None if it is loaded already. The old one stays on failure. Of one whose
         weights are asleep: the newest, be it the one that it had; then they are awake."""
 
-    async def sleep(self, tags: Sequence[Tag]) -> None:
+    async def sleep(self, tags: Sequence[Tag], *, sends_away: bool = False) -> None:
         """Give this memory back, once no pin holds its version; nothing is sampled until all is awake. Requests in
-        flight, and those that come, wait: they go on from the tokens that they have. Weights are dropped, not kept:
+        flight, and those that come, wait: they go on from the tokens that they have. With `sends_away` they end with
+        INTERRUPTED, at once, and so do those that come until it is awake. Weights are dropped, not kept:
         only `update` brings them back, so that it never serves without, nor with others than the newest. What sleeps
         already, sleeps on. Raises EngineError."""
 

@@ -238,10 +238,10 @@ class RemoteEngine:
             self._reached(report.version)
         return report
 
-    async def sleep(self, tags: Sequence[Tag]) -> None:
+    async def sleep(self, tags: Sequence[Tag], *, sends_away: bool = False) -> None:
         """See `Engine.sleep`. Raises EngineError."""
         self._serving()
-        self._hear(await self._call("sleep", tuple(tags), what="the engine to sleep", seconds=_SWAP_S))
+        self._hear(await self._call("sleep", tuple(tags), sends_away, what="the engine to sleep", seconds=_SWAP_S))
 
     async def wake(self, tags: Sequence[Tag]) -> None:
         """See `Engine.wake`. Raises EngineError."""

@@ -147,6 +147,8 @@ class SimulatedEngine:
         self._updating = asyncio.Lock()
         self._asleep: tuple[Tag, ...] = ()
         self._falling_asleep: tuple[Tag, ...] = ()
+        self._sends_away = False
+        self._sent_away = 0
         self._failed_once: set[int] = set()
         self._pins = 0
         self._changed = Signal()
@@ -258,7 +260,11 @@ class SimulatedEngine:
             self._check_serves()
             return swap.report
 
-    async def sleep(self, tags: Sequence[Tag]) -> None:
+    async def sleep(self, tags: Sequence[Tag], *, sends_away: bool = False) -> None:
+        if sends_away:
+            self._check_serves()
+            self._sends_away = True
+            self._work.set()
         async with self._updating:
             self._check_serves()
             await self._let_go("put to sleep")
@@ -280,6 +286,7 @@ class SimulatedEngine:
             await self._runtime.clock.sleep(self._costs.sleep_s)
             self._check_serves()
             self._asleep = tuple(tag for tag in self._asleep if tag not in tags)
+            self._sends_away = self._sends_away and bool(self._asleep)
             self._work.set()
             self._watch("awake", self._asleep)
 
@@ -310,6 +317,7 @@ class SimulatedEngine:
             swap_stall_s=self._stall_s,
             recompute_s=self._recompute_s,
             idle_s=self._idle_s + idle,
+            sent_away_tokens=self._sent_away,
         )
 
     def _check_serves(self) -> None:
@@ -323,6 +331,8 @@ class SimulatedEngine:
             while not self._stopping:
                 self._work.clear()
                 self._end_aborted()
+                if self._sends_away:
+                    self._send_away()
                 await self._flip_if_due()
                 await self._sleep_if_due()
                 self._changed.notify()
@@ -451,6 +461,15 @@ class SimulatedEngine:
             elif sequence in self._queue:
                 self._queue.remove(sequence)
             self._end(sequence, FinishReason.ABORT)
+
+    def _send_away(self) -> None:
+        """All that it has goes on elsewhere, with the tokens that there are."""
+        for sequence in (*self._running, *self._queue):
+            if sequence.cached:
+                self._sent_away += len(sequence.request.prompt) + sequence.sampled
+            self._end(sequence, FinishReason.INTERRUPTED)
+        self._running, self._to_prefill = [], 0
+        self._queue.clear()
 
     def _in_flight(self) -> list[_Sequence]:
         return self._running + [sequence for sequence in self._queue if sequence.in_flight]

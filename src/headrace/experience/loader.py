@@ -39,10 +39,11 @@ class StreamingLoader:
         timeout_s: float,
         unfinished: Callable[[], str] = str,
         stood_still: Callable[[], float] = float,
+        holds: Callable[[], bool] = bool,
     ) -> None:
         """`max_tokens`: of a micro-batch; None: the whole batch is one lease. `streaming` False: nothing is handed out
-        until the batch is sealed. `unfinished`: what else there is to say of a wait that is too long. `stood_still`:
-        seconds that count towards no wait, up to now: nobody could have brought a row."""
+        until the batch is sealed; nor is it while `holds()`. `unfinished`: what else there is to say of a wait that is
+        too long. `stood_still`: seconds that count towards no wait, up to now: nobody could have brought a row."""
         self._unfinished = unfinished
         self._stood_still = stood_still
         self._table = table
@@ -50,6 +51,7 @@ class StreamingLoader:
         self._consumer = consumer
         self._max_tokens = sys.maxsize if max_tokens is None else max_tokens
         self._streaming = streaming
+        self._holds = holds
         self._timeout_s = timeout_s
 
     def leases(self, batch: int, until: Callable[[], bool] = lambda: False) -> AsyncIterator[Lease]:
@@ -89,7 +91,7 @@ class StreamingLoader:
 
     def _choose(self, batch: int, handed_out: int, ready: ReadyRows) -> list[RowId]:
         sealed = self._flow.is_sealed
-        if not (self._streaming or sealed):
+        if not sealed and (self._holds() or not self._streaming):
             return []
         rows = ready.of_batch(batch)
         if sealed and handed_out + len(rows) >= self._flow.rows_of_batch():

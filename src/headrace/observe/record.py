@@ -27,6 +27,8 @@ class Totals:
     """The same of the engines."""
     busy_s: dict[str, float] = field(default_factory=dict)
     """Seconds in which each that has a device computed: as `engine 0`, `trainer`, `critic`. Empty in older records."""
+    lent_s: float = 0.0
+    """Seconds in which the trainer's devices were lent to engines."""
     mfu_s: float = 0.0
     """Seconds in which the trainer's devices would have done what it did, at the rate of their matrix products."""
     wait_s: dict[str, float] = field(default_factory=dict)

@@ -34,6 +34,8 @@ class Activity:
         self.has_begun = False
         """Whether the trainer has been at anything."""
         self.evaluating = False
+        self.lent = False
+        """The trainer's devices are, to engines."""
         self.computing: Counter[str] = Counter()
         """Calls in flight, by lane."""
         self.changed: Callable[[], None] = lambda: None
@@ -58,6 +60,11 @@ class Activity:
         finally:
             self.evaluating = False
             self.changed()
+
+    def lends(self, *, lent: bool) -> None:
+        """Whether the trainer's devices are lent from now on."""
+        self.lent = lent
+        self.changed()
 
     @contextmanager
     def computes(self, lane: str) -> Iterator[None]:

@@ -17,7 +17,8 @@ async def come_back(
     context: RoleContext, pool: EnginePool, member: Member, receiver: WeightReceiver | None = None
 ) -> None:
     """Build the engine of `member` anew until it serves; what fails is tried again after a pause, which grows. How long
-    the run bears with that, the engine watch decides. Not while the pool sleeps. `receiver`: see `Revive`."""
+    the run bears with that, the engine watch decides. Not while the pool sleeps, or the trainer has
+    its device. `receiver`: see `Revive`."""
     attempts = 0
     while member.state is EngineState.EJECTED:
         pause = max(
@@ -25,7 +26,7 @@ async def come_back(
             attempts and after_failure(RETURN, attempts).pause_s,
         )
         await context.runtime.clock.sleep(pause)
-        if pool.sleeps:
+        if pool.sleeps or member.away:
             return
         try:
             await pool.come_back(member, receiver)

@@ -30,6 +30,10 @@ class Sleeper(Protocol):
 
 
 class Turns(Protocol):
+    @property
+    def holds_rows(self) -> bool:
+        """Whether those that train have rows of a batch only once it is sealed, whatever the mode."""
+
     async def of_batch(self) -> None:
         """Until those that train may compute with rows of the batch: it is sealed, and the engines sleep."""
 
@@ -40,6 +44,9 @@ class Turns(Protocol):
     def look(self) -> None:
         """Have `train` look whether it is to end."""
 
+    def trained(self) -> None:
+        """A batch is: its version is about to be published, and engines to take it."""
+
     async def generate(self) -> None:
         """Those that train have done, and what they made can be received: the engines are to serve. Returns once they
         may."""
@@ -47,6 +54,8 @@ class Turns(Protocol):
 
 class NoTurns:
     """Each has memory of its own."""
+
+    holds_rows = False
 
     async def of_batch(self) -> None:
         """See `Turns.of_batch`."""
@@ -58,12 +67,17 @@ class NoTurns:
     def look(self) -> None:
         """See `Turns.look`."""
 
+    def trained(self) -> None:
+        """See `Turns.trained`."""
+
     async def generate(self) -> None:
         """See `Turns.generate`."""
 
 
 class SharedDevices:
     """See `Turns`. Whoever asks for what there is already goes on at once."""
+
+    holds_rows = True
 
     def __init__(self, context: RoleContext, pool: EnginePool, models: Sequence[Sleeper]) -> None:
         """`models` in training, which sleep."""
@@ -97,6 +111,9 @@ class SharedDevices:
     def look(self) -> None:
         """See `Turns.look`."""
         self._pool.changed.notify()
+
+    def trained(self) -> None:
+        """See `Turns.trained`."""
 
     async def generate(self) -> None:
         """See `Turns.generate`. Raises WorkerLost."""

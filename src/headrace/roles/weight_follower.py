@@ -7,7 +7,7 @@ from contextlib import suppress
 from headrace.engines.member import Member
 from headrace.engines.pool import EnginePool
 from headrace.engines.pool_state import EngineState
-from headrace.engines.protocol import EngineError, SwapMode
+from headrace.engines.protocol import EngineError, SwapMode, Tag
 from headrace.roles.context import RoleContext
 from headrace.roles.engine_return import come_back
 from headrace.runtime.protocol import WaitTimeout
@@ -40,10 +40,19 @@ class WeightFollowerRole:
             self._pool.tell_what_is_left()
             if self._pool.sleeps:
                 await self._wait()
+            elif self._member.away:
+                await self._stay_away()
             elif self._member.state is EngineState.EJECTED:
                 await come_back(self._context, self._pool, self._member, self._receiver)
             elif not (self._member.is_up and await self._tried_to_follow()):
                 await self._wait()
+
+    async def _stay_away(self) -> None:
+        """One that came back from a death when its time was over gives the trainer its memory."""
+        member = self._member
+        if member.is_up and len(member.engine.asleep) < len(Tag):
+            await self._pool.lending.put_to_sleep(member, self._context.stall_timeout_s)
+        await self._wait()
 
     async def follow(self) -> None:
         """One update to the newest version, reported. Raises WeightError, EngineError."""

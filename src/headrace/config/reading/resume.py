@@ -35,6 +35,7 @@ SAFE: dict[str, Safe] = {
     "engine.kv_cache_gib": _SIZE,
     "engine.prefill_tokens_per_step": _SIZE,
     "engine.replicas": _SIZE,
+    "engine.lent": _SIZE,
     "engine.kind": _PLACE,
     "engine.python": _PLACE,
     "engine.url": _PLACE,

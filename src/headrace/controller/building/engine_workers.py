@@ -22,7 +22,7 @@ from headrace.engines.protocol import Engine, EngineError
 from headrace.engines.remote import RemoteEngine
 from headrace.models.loading import load_causal_lm, resolve_device
 from headrace.roles.actors.actor import TRAINER_LANE
-from headrace.roles.workers.engine import EngineSpec, EngineWorker, JudgeEngineWorker
+from headrace.roles.workers.engine import EngineSpec, EngineWorker, JudgeEngineWorker, LentEngineWorker
 from headrace.roles.workers.engine_host import EngineHost
 from headrace.roles.workers.server_engine import ServerEngineWorker
 from headrace.runtime.peer_of_rank import PeerOfRank
@@ -54,12 +54,18 @@ async def load_engines(
     for section in config.engine.sections:
         kind, specs = _specs(plan, section, len(asked.places), folder, returns)
         asked.take(await _started(kind, specs, runtime, _where(config)))
+    if config.engine.lent:
+        _, (spec, *_) = _specs(plan, config.engine, 0, folder, returns)
+        specs = [spec] * config.engine.lent
+        asked.take(await _started(LentEngineWorker, specs, runtime, _where(config, "lent")))
     attached = any(section.urls for section in config.engine.sections)
     pool = asked.pool(
         revive=_Revive(asked, anew=process, attached=attached) if returns else None,
         return_deadline_s=config.engine.return_deadline_s,
         spread=config.engine.spread,
         attached=attached,
+        lent=config.engine.lent,
+        kill=asked.kill if process else None,
     )
     launched = next((section for section in config.engine.sections if not section.urls), None)
     if process and returns and launched is not None:
@@ -178,6 +184,11 @@ class _Asked:
     def take(self, workers: Workers[Any]) -> None:
         """All of them, after those that are there."""
         self.places += [(workers, rank) for rank in range(len(workers.handles))]
+
+    async def kill(self, number: int, reason: str) -> None:
+        """See `Kill`."""
+        workers, rank = self.places[number]
+        await workers.kill(rank, reason)
 
     def engine(self, number: int) -> RemoteEngine:
         """The one at this place."""

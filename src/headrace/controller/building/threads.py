@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headrace.runtime.apart import Apart
 
 _ENGINE, TRAINER = "engine", "trainer"
-_BESIDE = (_ENGINE, "reference", "proximal", "teacher", "critic", "reward", "judge")
+_BESIDE = (_ENGINE, "lent", "reference", "proximal", "teacher", "critic", "reward", "judge")
 """Threads that compute for long beside the wide one, each with one processor."""
 COMPUTE_FOR_LONG = (TRAINER, *_BESIDE)
 _WIDE = "wide"
@@ -72,7 +72,7 @@ class ThreadShare:
         kind = kind_of(lane)
         if kind == TRAINER or (self._turns and kind in _BESIDE):
             return _WIDE
-        # One engine at most: the others, and all of them while the trainer computes, are beside.
+        # One engine at most: the others, lent ones too, and all of them while the trainer computes, are beside.
         return _WIDE if kind == _ENGINE and _WIDE not in busy.values() else lane
 
     @contextmanager

@@ -38,6 +38,8 @@ from headrace.roles.engine_return import EngineReturnRole
 from headrace.roles.engine_watch import EngineWatchRole
 from headrace.roles.evaluator import EvaluatorRole
 from headrace.roles.filter import FilterRole
+from headrace.roles.lending import Lending
+from headrace.roles.lending_rule import LendingRule
 from headrace.roles.replay import NeverFresh, RecordedLineage, ReplayRole
 from headrace.roles.rollout import RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
@@ -180,7 +182,7 @@ def connect(
         models.relays.tell_to(recorder.event)
         models.relays.changed.listen(published.notify)
     judges = [*models.judges.values()]
-    turns = SharedDevices(context, pool, models.groups) if config.engine.colocated else None
+    turns = _turns(plan, context, models)
     truncated = algorithm.truncated == "mask"
     rule = StalenessRule(eta, config.deadline_rule == "mask", config.deadline_rule == "late", truncated)
     if replay is not None:
@@ -205,6 +207,7 @@ def connect(
             timeout_s=config.runtime.stall_timeout_s,
             unfinished=context.unfinished,
             stood_still=stood_still,
+            holds=lambda: turns is not None and turns.holds_rows,
         )
 
     refresh = _refresh(plan, models, lineage)
@@ -344,6 +347,17 @@ def connect(
     )
     checkpointer.when_failed(parts.stop)
     return parts
+
+
+def _turns(plan: Plan, context: RoleContext, models: Models) -> Turns | None:
+    """None where engines and those that train have memory of their own at all times."""
+    pool, rollout = models.engines, plan.config.rollout
+    if plan.config.engine.colocated:
+        return SharedDevices(context, pool, models.groups)
+    if not pool.lent:
+        return None
+    rule = LendingRule(len(pool.own), len(pool.lent))
+    return Lending(context, pool, models.groups, rule, groups=rollout.prompts_per_batch + rollout.surplus)
 
 
 def _after_step(

@@ -335,6 +335,11 @@ def _roles(plan: Plan) -> list[str]:
         else:
             place = "event loop"
         lines.append(f"  {name:<16} {place}")
+    if lent := plan.config.engine.lent:
+        lines.append(
+            f"  {'lent engines':<16} {lent} more on the trainer's devices, while it waits for its batch and sleeps; "
+            "nothing is lent where that takes longer than it gives"
+        )
     if plan.config.functions_process:
         lines.append(
             f"  {'functions':<16} modules are imported in their process anew, so that nothing global in them is "
@@ -378,7 +383,8 @@ def _memory(plan: Plan) -> list[str]:
     lines = [f"memory    {_size(memory.needed)}{beside}; {_size(memory.free)} free on {memory.place}"]
     if memory.turns:
         told = ", ".join(f"{_size(size)} {turn}" for turn, size in memory.turns.items())
-        lines.append(f"  by turns: {told}; all that is below would be {_size(memory.total)}")
+        how = "by turns" if plan.config.engine.colocated else "lent"
+        lines.append(f"  {how}: {told}; all that is below would be {_size(memory.total)}")
     if memory.needed > memory.free:
         lines.append(
             f"  WARNING: that is {_size(memory.needed - memory.free)} more than is free: free memory, lower "

@@ -15,7 +15,7 @@ from headrace.config.layout import MICRO_BATCHES_A_STAGE
 from headrace.config.model import EngineSection
 from headrace.controller.planning.activations import DecoderShape, engine_bytes, scored_bytes, trained_bytes
 from headrace.controller.planning.judges import own_judges
-from headrace.controller.planning.memory_by_turns import by_turns, generating
+from headrace.controller.planning.memory_by_turns import OF_LENT, beside_caches, by_turns
 from headrace.controller.planning.out_of_memory import what_to_lower
 from headrace.controller.planning.table_size import most_sampled, table_bytes
 from headrace.controller.planning.trained_memory import gathered, trained_bytes_of
@@ -114,10 +114,10 @@ def estimate_memory(
     if not engine:
         cache = CachePlan(slots=1, max_context=context_limit(model_config, config.engine), bytes_wanted=0)
     elif device.type == "cpu":
-        cache = plan_kv_cache(model_config, config.engine, _engine_dtype(config), device, config.engine.total)
+        engines = config.engine.total + config.engine.lent
+        cache = plan_kv_cache(model_config, config.engine, _engine_dtype(config), device, engines)
     else:
-        there = generating(config, uses, on_device=True)
-        cache = _cache_beside(config, model_config, str(device), free, there)
+        cache = _cache_beside(config, model_config, str(device), free, uses)
     kept: dict[str, int] = _off_device(config, parameters, model_config.get_text_config(), device) if trainer else {}
     if engine and not trainer and not config.engine.apart:
         kept["weight plane: version 0, on the host"] = _BYTES[_engine_dtype(config)] * parameters
@@ -125,6 +125,7 @@ def estimate_memory(
     if engine:
         caches = [(each.count, cache_of(each, config, cache)) for each in config.engine.sections]
         uses[_KV_CACHE] = sum(count * each.bytes_wanted for count, each in caches)
+        uses |= {f"{OF_LENT}KV cache": config.engine.lent * cache.bytes_wanted} if config.engine.lent else {}
     slots = _slots(config, cache) if engine else 1
     table = _table(config, model_config, cache)
     if engine and trainer and config.relays:
@@ -178,7 +179,8 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     text = model_config.get_text_config()
     # The engine lays its output layer out anew, also where the model's is its embedding.
     tied = text.vocab_size * text.hidden_size if model_config.tie_word_embeddings else 0
-    engine_weights = config.engine.total * engine_itemsize * (parameters + tied)
+    of_engine = engine_itemsize * (parameters + tied)
+    engine_weights = config.engine.total * of_engine
     layout = config.trainer.layout
     trained = trained_bytes_of(config.trainer, parameters, text, config.model.dtype, device)
     uses = {
@@ -187,6 +189,7 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
         "trainer: AdamW moments (float32)": trained.moments,
         "engine: weights": engine_weights,
         "engine: next version while it is received": engine_weights,
+        f"{OF_LENT}weights": config.engine.lent * of_engine,
     }
     if layout.stage:
         uses["trainer: weights gathered for a pass"] = trainer_bytes * gathered(layout, parameters, text, device)
@@ -311,22 +314,27 @@ def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
         if computes:
             uses[f"{name}: activations"] = scored_bytes(shape, max(budget, longest), itemsize)
     slots = config.engine.max_concurrent_sequences
-    uses["engine: activations and logits"] = config.engine.total * engine_bytes(
-        shape, slots, config.engine.prefill_tokens_per_step, _BYTES[_engine_dtype(config)]
-    )
+    of_engine = engine_bytes(shape, slots, config.engine.prefill_tokens_per_step, _BYTES[_engine_dtype(config)])
+    uses["engine: activations and logits"] = config.engine.total * of_engine
+    if config.engine.lent:
+        uses[f"{OF_LENT}activations and logits"] = config.engine.lent * of_engine
     return uses
 
 
 def _cache_beside(config: TrainConfig, model_config: Any, place: str, free: int, uses: dict[str, int]) -> CachePlan:
-    """The KV cache in what `uses` leave of a device. Raises ConfigError if they leave none."""
-    left = (int((1 - _SPARE) * free) - sum(uses.values())) // config.engine.total
+    """The KV cache of each engine in what `uses` leave of a device. Raises ConfigError if they leave none."""
+    room = int((1 - _SPARE) * free)
+    left, uses, engines = min(
+        (((room - sum(there.values())) // count, there, count) for there, count in beside_caches(config, uses)),
+        key=lambda time: time[0],
+    )
     dtype = getattr(torch, _engine_dtype(config))
     context = context_limit(model_config, config.engine)
     per_slot = context * cache_shape(model_config).bytes_per_token(dtype)
     wanted = per_slot
     if config.engine.kv_cache_gib is not None:
         wanted = int(config.engine.kv_cache_gib * GIB)
-    caches = config.engine.total * wanted
+    caches = engines * wanted
     if wanted > left:
         lower = what_to_lower(config, on_device=True)
         largest = sorted(uses.items(), key=lambda use: -use[1])[:_MOST_TOLD]
@@ -350,7 +358,9 @@ def _in_table(config: TrainConfig, cache: CachePlan, of_sample: int) -> int:
 
 
 def _slots(config: TrainConfig, cache: CachePlan) -> int:
-    return sum(each.count * cache_of(each, config, cache).slots for each in config.engine.sections)
+    """Lent ones included."""
+    own = sum(each.count * cache_of(each, config, cache).slots for each in config.engine.sections)
+    return own + config.engine.lent * cache.slots
 
 
 def plan_kv_cache(

@@ -15,7 +15,7 @@ from headrace.runtime.node_check import NeededFile, Needs
 
 _CALL = ("rollout", "functions", "trainer", "critic")
 """Whose workers call functions of the user's."""
-_IN_MEMORY = ("trainer", "engine", "proximal")
+_IN_MEMORY = ("trainer", "engine", "lent", "proximal")
 """Those who share new weights: who makes them first."""
 _SHARED_MEMORY = ("shm", "cuda_ipc", "gloo")
 """Transports for which all of them have to see one machine's memory; unless one is given, relays reach who does not."""

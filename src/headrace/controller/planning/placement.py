@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from headrace.config import ConfigError, TrainConfig
-from headrace.config.cluster import ROLES, PlaceConfig, Role, shares_too_many
+from headrace.config.cluster import LENT, ROLES, PlaceConfig, Role, shares_too_many
 from headrace.controller.planning.judges import own_judges
 from headrace.runtime.placing import Bundle, Seat, Team, Teams
 
@@ -15,11 +16,15 @@ def teams_of(config: TrainConfig, rollouts: int) -> Teams:
     cluster, counts = config.cluster, worker_counts(config, rollouts)
     if unused := next((role for role in cluster.place if not counts[role]), None):
         raise ConfigError(f"cluster.place.{unused} places workers, and this run has none of that role; leave it out")
-    sets: list[tuple[Role, ...]] = [tuple(ROLES)] if cluster.colocate == "all" else [*cluster.sets]
+    sets: list[tuple[Role, ...]] = [tuple(ROLES)] if cluster.colocate == "all" else [*map(_with_lent, cluster.sets)]
+    if counts[LENT] and "trainer" in cluster.place and not any("trainer" in each for each in sets):
+        sets.append(_with_lent(("trainer",)))
     sets = [tuple(role for role in each if counts[role]) for each in sets]
     together = [role for each in sets for role in each]
     sets += [(role,) for role in ROLES if role in cluster.place and role not in together]
     seats = {role: _seats(role, cluster.place.get(role, PlaceConfig()), counts[role]) for each in sets for role in each}
+    if LENT in seats:
+        seats[LENT] = [replace(each, devices=seats["trainer"][0].devices, cpus=0.0) for each in seats[LENT]]
     for role in together:
         if (devices := seats[role][0].devices) > 1:
             raise ConfigError(f"cluster.place.{role} {shares_too_many(devices)}")
@@ -45,6 +50,7 @@ def worker_counts(config: TrainConfig, rollouts: int) -> Mapping[Role, int]:
         "teacher": int("teacher" in scored),
         "reward": int("reward" in scored),
         "engine": config.engine.total if config.engine.apart else 0,
+        "lent": config.engine.lent if config.engine.apart else 0,
         "judge": len(own_judges(config.rewards)) if config.engine.apart else 0,
         "rollout": rollouts,
         "functions": int(config.functions_process),
@@ -52,9 +58,16 @@ def worker_counts(config: TrainConfig, rollouts: int) -> Mapping[Role, int]:
 
 
 def cpus_of(config: TrainConfig, role: str) -> int | None:
-    """Threads of each worker of a role that is placed; None for one that is not."""
+    """Threads of each worker of a role that is placed; None for one that is not. Engines that are lent have the
+    trainer's."""
+    role = "trainer" if role == LENT else role
     place = next((place for name, place in config.cluster.place.items() if name == role), None)
     return None if place is None else max(int(place.cpus), 1)
+
+
+def _with_lent(roles: tuple[Role, ...]) -> tuple[Role, ...]:
+    """Engines that are lent share the trainer's devices, and its processors."""
+    return (*roles, LENT) if "trainer" in roles else roles
 
 
 def _seats(role: Role, place: PlaceConfig, count: int) -> list[Seat]:

@@ -17,7 +17,7 @@ def transport_of(config: TrainConfig, device: torch.device) -> Transport:
             "or leave weights.transport out"
         )
     given, here = config.weights.transport is not None, config.runtime.kind != "ray"
-    turns = config.engine.colocated  # two versions on the device are no way to have room there
+    turns = config.engine.colocated or config.engine.lent  # two versions on the device are no way to have room there
     if asked == "shm" and not given and here and not turns and device.type == "cuda" and not config.engine.has_server:
         return "cuda_ipc"
     return asked

@@ -122,6 +122,8 @@ def _config(mode: str, recipe: str, rule: str, replicas: int, chance: random.Ran
         made["rollout"]["oversample"] = 1.5
     if mode == "sync" and chance.random() < 0.5:
         made["engine"]["colocated"] = True
+    elif chance.random() < 0.3:
+        made["engine"]["lent"] = 1
     return TrainConfig.model_validate({**made, "algorithm": algorithm})
 
 

@@ -10,7 +10,7 @@ from headrace.controller.building.wiring import Parts
 from headrace.engines.protocol import Tag
 from headrace.experience.schedule import ScheduleError
 from headrace.roles.actors import actor, critic
-from headrace.roles.turns import SharedDevices
+from headrace.roles.turns import NoTurns
 from headrace.runtime.workers import WorkerLost
 from headrace.store.errors import LawBroken
 
@@ -92,11 +92,13 @@ class Hazards:
         return hear
 
     def _look_at_turns(self, name: str) -> None:
-        """Where engines and those that train take turns, none of them is awake while one trains."""
+        """Where engines and those that train take turns, none of them is awake while one trains; nor is one that is
+        lent."""
         parts = self._parts
-        if parts is None or not isinstance(parts.turns, SharedDevices) or not self._is_on():
+        if parts is None or isinstance(parts.turns, NoTurns) or not self._is_on():
             return
-        members = [member for member in parts.models.engines.members if member.is_up and member.engine.failure is None]
+        pool = parts.models.engines
+        members = [each for each in pool.lent or pool.members if each.is_up and each.engine.failure is None]
         if awake := [member.name for member in members if len(member.engine.asleep) < len(Tag)]:
             self.broken.append(f"{', '.join(awake)} awake while the {name} trains")
 

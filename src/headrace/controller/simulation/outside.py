@@ -168,11 +168,12 @@ class SimulatedOutside:
             return again
 
         return EnginePool(
-            [made(self._engine_faults.get(index, NO_FAULTS)) for index in range(config.replicas)],
+            [made(self._engine_faults.get(index, NO_FAULTS)) for index in range(config.replicas + config.lent)],
             runtime.clock,
             revive=successor,
             return_deadline_s=config.return_deadline_s,
             spread=config.spread,
+            lent=config.lent,
         )
 
     def _told(self, word: str, what: object) -> None:

@@ -47,6 +47,7 @@ class Totals:
     busy_s: float = 0.0
     swap_stall_s: float = 0.0
     recompute_s: float = 0.0
+    sent_away_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -118,14 +119,16 @@ class EngineCore:
         return outputs
 
     @torch.inference_mode()
-    def abort(self, sequences: Iterable[Sequence]) -> list[Output]:
-        """End these with what they have."""
+    def abort(self, sequences: Iterable[Sequence], reason: FinishReason = FinishReason.ABORT) -> list[Output]:
+        """End these with what they have. INTERRUPTED, they go on elsewhere."""
         outputs: list[Output] = []
         slots = []
         for sequence in sequences:
             if sequence.is_finished:
                 continue
-            sequence.finish_reason = FinishReason.ABORT
+            sequence.finish_reason = reason
+            if reason is FinishReason.INTERRUPTED:
+                self.totals.sent_away_tokens += sequence.cached
             self._clear_partial(sequence)
             if not self.scheduler.remove_waiting(sequence):
                 slots.append(self.scheduler.running.index(sequence))

@@ -20,6 +20,7 @@ from headrace.engines.own_pin import Pin
 from headrace.engines.protocol import (
     EngineError,
     EngineStats,
+    FinishReason,
     GenerateRequest,
     RequestError,
     SwapMode,
@@ -89,6 +90,8 @@ class EmbeddedEngine:
         self._clients: dict[str, _Client] = {}
         self._arrived: list[Sequence] = []
         self._to_abort: list[Sequence] = []
+        self._sends_away = False
+        """Whoever asks is to ask elsewhere, since it sleeps, or is about to."""
         self._swap: Swap | None = None
         self._move: Move | None = None
         self._updating = asyncio.Lock()
@@ -200,7 +203,11 @@ class EmbeddedEngine:
             self._serving()
             return swap.report()
 
-    async def sleep(self, tags: Several[Tag]) -> None:
+    async def sleep(self, tags: Several[Tag], *, sends_away: bool = False) -> None:
+        if sends_away:  # before anything else: it may be swapping, and wait for those in flight
+            self._serving()
+            self._sends_away = True
+            self._nudge()
         async with self._updating:
             core = self._serving()
             await self._let_go("put to sleep")
@@ -210,6 +217,7 @@ class EmbeddedEngine:
         async with self._updating:
             core = self._serving()
             await self._between_steps(lambda: core.wake(tags), f"{', '.join(tags)} to be woken")
+            self._sends_away = self._sends_away and bool(core.asleep)
 
     async def _let_go(self, then: str) -> None:
         """Until no pin holds the version."""
@@ -281,6 +289,7 @@ class EmbeddedEngine:
             busy_s=totals.busy_s,
             swap_stall_s=totals.swap_stall_s,
             recompute_s=totals.recompute_s,
+            sent_away_tokens=totals.sent_away_tokens,
             idle_s=self._idle_s + (0.0 if self._idle_since is None else self._runtime.clock.now() - self._idle_since),
         )
 
@@ -353,6 +362,8 @@ class EmbeddedEngine:
         arrived, self._arrived = self._arrived, []
         for sequence in arrived:
             core.scheduler.add(sequence)
+        if self._sends_away and (left := [one.sequence for one in self._clients.values()]):
+            self._deliver(await self._runtime.compute(self._lane, core.abort, left, FinishReason.INTERRUPTED))
         if self._to_abort:
             aborted, self._to_abort = self._to_abort, []
             self._deliver(await self._runtime.compute(self._lane, core.abort, aborted))

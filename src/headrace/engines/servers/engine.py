@@ -229,7 +229,7 @@ class ServerEngine:
             self._release()
             return SwapReport(version, clock.now() - began, 0.0, 0, interrupted)
 
-    async def sleep(self, tags: Sequence[Tag]) -> None:
+    async def sleep(self, tags: Sequence[Tag], *, sends_away: bool = False) -> None:
         """Raises EngineError: none does yet."""
         raise EngineError(f"{self.dialect.name} is not put to sleep")
 

@@ -180,6 +180,13 @@ SUMMARY = (
         "all are small: each waits for another",
         "see `trainer_s` and `engines_s`, which tell for whom",
     ),
+    Metric(
+        "time.lent",
+        "share",
+        "Of the run's time that in which the trainer's devices were lent to engines (`engine.lent`).",
+        "it is 0 with `engine.lent`: waits are too short for what lending takes",
+        "events `lent` have what it took and gave; leave `engine.lent` out if it is of no use",
+    ),
     Metric("time.mfu.training", "share", "`mfu` of all batches.", "see `mfu`", "see there"),
     Metric(
         "time.mfu.run",

@@ -207,6 +207,7 @@ class ActorRole:
                     if not self._stopping:  # perhaps it takes engines to have its rows again
                         await self._turns.generate()
                     continue
+                self._turns.trained()
                 self._made = step, kept.pop_all()
             await self._see_through(*self._made)
         await self._weights.settled()

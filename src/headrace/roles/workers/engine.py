@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +13,7 @@ from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.remote_types import ENGINE_TYPES
 from headrace.models.loading import load_causal_lm
 from headrace.roles.workers.engine_host import EngineHost
+from headrace.roles.workers.rank_device import rank_device
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.weights.plane import WeightOffer, WeightReceiver
@@ -79,6 +80,15 @@ class EngineWorker(EngineHost[EmbeddedEngine]):
         if where not in self._receivers:
             self._receivers = {where: receiver_at(*where)}
         return HeldTo(offer, self._receivers[where])
+
+
+class LentEngineWorker(EngineWorker):
+    """On the device of the trainer's rank that has its number."""
+
+    kind: ClassVar[str] = "lent"
+
+    def _made(self, spec: EngineSpec, host: Host) -> EmbeddedEngine:
+        return super()._made(replace(spec, device=str(rank_device(spec.device, host.rank))), host)
 
 
 class JudgeEngineWorker(EngineWorker):

@@ -140,9 +140,9 @@ class EngineHost(Generic[E]):
         self._news.set()
         return report
 
-    async def sleep(self, tags: Sequence[Tag]) -> EngineStatus:
+    async def sleep(self, tags: Sequence[Tag], sends_away: bool) -> EngineStatus:
         """See `Engine.sleep`; its state then. Raises EngineError."""
-        await self._engine.sleep(tags)
+        await self._engine.sleep(tags, sends_away=sends_away)
         self._news.set()
         return self.state()
 

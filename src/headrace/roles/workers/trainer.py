@@ -12,7 +12,6 @@ import torch
 
 from headrace.algorithms.kl_controllers import TakenCoefficient
 from headrace.algorithms.policy_loss import PolicyLoss
-from headrace.config.layout import LayoutConfig
 from headrace.config.train import TrainConfig
 from headrace.engines.embedded.cache_plan import context_limit
 from headrace.models.experts import experts_per_token
@@ -20,6 +19,7 @@ from headrace.models.file_weights import FileWeights
 from headrace.models.loading import load_causal_lm, load_tokenizer, load_value_model
 from headrace.models.skeleton import causal_lm_skeleton, value_model_skeleton
 from headrace.models.values import token_values
+from headrace.roles.workers.rank_device import rank_device
 from headrace.runtime.process.memory_here import MemoryHere
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
@@ -122,7 +122,7 @@ class CriticWorker(TrainerRank):
         _use_threads(host)
         config, algorithm = spec.config, spec.config.algorithm
         layout = config.critic.layout
-        device = _device(spec, host, layout)
+        device = rank_device(spec.device, host.rank)
         found = value_model_skeleton(spec.weights, device) if _reads_parts(config, layout, device) else None
         model, source = found or (load_value_model(spec.weights, dtype=torch.float32, device=device), None)
         trainer = HFTrainer(
@@ -145,7 +145,7 @@ class CriticWorker(TrainerRank):
 def _policy(spec: TrainerSpec, host: Host) -> tuple[PreTrainedModel, type[WholeWeights], FileWeights | None]:
     """The model, the class of its weights, and where these are to be read, if the model has none."""
     trainer = spec.config.trainer
-    device = _device(spec, host, trainer.layout)
+    device = rank_device(spec.device, host.rank)
     if trainer.backend == "hugging_face" and _reads_parts(spec.config, trainer.layout, device):
         found = causal_lm_skeleton(spec.weights, device)
         if found is not None:
@@ -189,15 +189,6 @@ def _check(spec: TrainerSpec, trainer: HFTrainer) -> Callable[[], SwapCheck] | N
     if config.engine.has_server:  # which cannot be told where to route
         how = {"routers_choose": experts_per_token(trainer.model.config) > 0}
     return lambda: make_check(tokens, score, temperature=temperature, dtype=dtype, **how)
-
-
-def _device(spec: TrainerSpec, host: Host, layout: LayoutConfig) -> torch.device:
-    """Of this rank: its own, where there are several on CUDA devices. One that a cluster gives it is all that it
-    sees."""
-    first = torch.device(spec.device)
-    if first.type != "cuda" or layout.ranks == 1 or torch.cuda.device_count() == 1:
-        return first
-    return torch.device("cuda", (first.index or 0) + host.rank)
 
 
 def _plane(spec: TrainerSpec, memory: MemoryHere | None) -> WeightPublisher:

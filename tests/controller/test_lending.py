@@ -1,0 +1,109 @@
+"""Engines on the trainer's devices, while it waits for its batch: whole runs of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from controller_jobs import CHARACTERS, CONFIGS, make_job
+
+from headrace.cli.main import main
+from headrace.config import TrainConfig, load_config
+from headrace.controller.planning.memory_estimate import estimate_memory
+from headrace.engines.lent import LentEngines
+from headrace.roles.lending_rule import LendingRule
+from headrace.store import RunReader
+
+BATCHES = 4
+LENT = {"engine__lent": 1, "trainer__batches": BATCHES, "data__eval": None, "runtime__threads": 1}
+PROCESSES = {"engine__process": True, "trainer__placement": "process"}
+
+
+def trained(folder: Path, **changes: Any) -> tuple[list[Any], list[dict[str, Any]], dict[str, Any]]:
+    """Of a finished run its events, the records of its batches, and its summary."""
+    job = make_job(folder / "job", **{**LENT, **changes})
+    assert main(["train", str(job), "data.shuffle=false", "--dir", str(folder / "run"), "--plain"]) == 0
+    with RunReader(folder / "run") as reader:
+        assert reader.status().name == "finished"
+        reader.counts().check()
+        batches = [row.record for row in reader.metrics.read("batch")]
+        return [*reader.events.read()], batches, json.loads((folder / "run/summary.json").read_text())
+
+
+def test_what_check_says_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand, in units of 4 bytes a parameter: 1 each for weights, gradients and an engine, 2 for moments and for the
+    weight plane, 1 more for a version on its way to the engine that is not lent. The engine's output layer counts once
+    more, being laid out anew."""
+    job = make_job(tmp_path, async__mode="sync", engine__lent=1)
+    found = estimate_memory(load_config(TrainConfig, job), CONFIGS["qwen3"](), torch.device("cpu"))
+    one, cache = 4 * found.parameters, found.uses["engine: KV cache"]
+    engine = one + 4 * len(CHARACTERS) * 32 + 4 * 2 * 32
+    assert found.uses["lent engines: weights"] == engine
+    assert found.uses["lent engines: KV cache"] == cache
+    assert found.slots == 16
+    assert dict(found.turns) == {
+        "while the trainer's devices are lent": 5 * one + 3 * engine + 2 * cache,
+        "while it has them": 6 * one + 2 * engine + cache,
+        "at the start, as models are loaded": 6 * one + 3 * engine,
+    }
+    # On a device those that train leave nothing there, and caches are what both times have room for.
+    monkeypatch.setattr("headrace.controller.planning.memory_estimate.free_bytes", lambda device: 2**34)
+    found = estimate_memory(load_config(TrainConfig, job), CONFIGS["qwen3"](), torch.device("cuda"))
+    assert found.on_host["trainer: float32 weights and moments, asleep"] == 3 * one
+    activations, cache = found.uses["engine: activations and logits"], found.uses["engine: KV cache"]
+    lent = found.turns["while the trainer's devices are lent"]
+    assert lent == 3 * engine + 2 * activations + 2 * cache + 2 * one
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"engine__colocated": True, "async__mode": "sync"}, "engine.lent is 1, and engine.colocated true"),
+        ({"rollouts_only": True}, "engine.lent is 1, and rollouts_only"),
+        ({"engine__kind": "vllm"}, r"engine.lent is 1, and an engine is a server \(vllm\)"),
+        ({"engine__lent": 2}, r"engine.lent is 2, and the trainer has 1 rank\(s\)"),
+    ],
+)
+def test_what_cannot_be_lent_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: dict[str, Any], words: str
+) -> None:
+    job = make_job(tmp_path / "job", **{"engine__lent": 1, **given})
+    assert main(["check", str(job)]) == 2
+    assert re.search(words, capsys.readouterr().err.replace("\n", " "))
+
+
+@pytest.mark.slow
+@pytest.mark.cpu
+def test_with_processes_of_which_the_lent_one_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is lent for the second time: the trainer waits for nobody who comes back. All is trained on its own
+    version."""
+    monkeypatch.setattr(LendingRule, "lends", lambda self: True)
+    lend, killed = LentEngines.lend, []
+
+    def lent(engines: LentEngines) -> None:
+        if not killed:
+            (victim,) = (each for each in psutil.Process().children() if "lent/0" in " ".join(each.cmdline()))
+            killed.append(victim.pid)
+            os.kill(victim.pid, signal.SIGKILL)
+            victim.wait(30)
+        lend(engines)
+
+    monkeypatch.setattr(LentEngines, "lend", lent)
+    events, batches, summary = trained(tmp_path, async__mode="sync", **PROCESSES)
+    kinds = [event.kind for event in events]
+    assert killed
+    assert kinds.count("engine_died") == 1
+    assert kinds.count("lent") >= 2
+    assert [record["batch"] for record in batches] == [*range(BATCHES)]
+    assert all(set(record["staleness"]) == {"0"} for record in batches)
+    first = next(event.data for event in events if event.kind == "lent")
+    assert first["tokens"] > 0
+    assert 0 < summary["time"]["lent"] < 1
+    assert summary["time"]["busy"]["engine 1 (lent)"] > 0
