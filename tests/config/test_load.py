@@ -285,7 +285,7 @@ def test_settings_without_effect_are_named(tmp_path: Path, overrides: list[str],
     assert ineffective(load_config(TrainConfig, tmp_path / "resolved.yaml")) == told, "defaults spelled out are no news"
 
 
-@pytest.mark.parametrize("key", ["kind", "stall_timeout_s"])
+@pytest.mark.parametrize("key", ["trace", "stall_timeout_s"])
 def test_sft_refuses_settings_that_it_would_not_heed(tmp_path: Path, key: str) -> None:
     path = write(tmp_path)
     assert load_config(SFTConfig, path, ["runtime.threads=1"]).runtime.threads == 1

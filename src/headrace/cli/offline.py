@@ -14,6 +14,7 @@ from headrace.cli.piped import PipedConsole, tell
 from headrace.config import DPOConfig, RMConfig, SFTConfig
 from headrace.config.values.paths import path_of
 from headrace.observe.glyphs import near_zero
+from headrace.runtime.process.joined import Joined, serve
 from headrace.viewer.terminal.offline_view import OfflineLines, OfflineLiveView
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 def run(args: argparse.Namespace) -> int:
     name: str = args.command
+    out = path_of(args.dir)
+    joined = Joined.of()
+    if joined is not None and joined.rank:
+        serve(out, joined)
 
     def report(step: int, loss: float, tokens_per_s: float) -> None:
         tell(f"{name} step {step}: loss {near_zero(loss, 4)}, {tokens_per_s:,.0f} tokens/s")
@@ -33,7 +38,6 @@ def run(args: argparse.Namespace) -> int:
     view: OfflineView = OfflineLiveView(console) if in_place else OfflineLines(tell)
     if in_place:
         report = _silent
-    out = path_of(args.dir)
     if args.from_run is not None:
         from headrace.store.origin import find_origin
 

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from headrace.config.base import Section
 from headrace.config.data import OneSource, Sources, TooLong, TrainingData, check_unweighted
+from headrace.config.layout import LayoutConfig
 from headrace.config.model import ModelConfig
 from headrace.config.sft import OfflineCheckpointConfig, OfflineEvaluationConfig, SFTRuntimeConfig, Trackers, differ
 from headrace.config.template import TemplateConfig
@@ -48,7 +49,9 @@ class PairTrainerConfig(Section):
     lr_schedule: LRScheduleConfig = LRScheduleConfig()
     max_grad_norm: float = Field(default=1.0, gt=0)
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
-    """Token budget of one forward and backward pass; a longer pair is a micro-batch of its own."""
+    """Token budget of one forward and backward pass of a rank; a longer pair is a micro-batch of its own."""
+    layout: LayoutConfig = LayoutConfig()
+    """Ranks that train the model together, each a process of its own, as of `headrace train`. See docs/layouts.md."""
 
 
 class RMConfig(Section):
@@ -66,6 +69,16 @@ class RMConfig(Section):
     """Where metrics go beside the record in `run.db`, as of `headrace train`. See docs/tracking.md."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data."""
+
+    @model_validator(mode="after")
+    def _head_is_whole(self) -> RMConfig:
+        layout = self.trainer.layout
+        if layout.tp > 1 or layout.ep > 1:
+            raise ValueError(
+                f"trainer.layout is {layout.text}, and a reward model's head and experts are not cut up; use dp, cp, "
+                "pp or zero"
+            )
+        return self
 
 
 class DPOConfig(Section):

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from headrace.config.base import Section
 from headrace.config.data import OneSource, Sources, TooLong, TrainingData, check_unweighted
+from headrace.config.layout import LayoutConfig
 from headrace.config.model import ModelConfig
 from headrace.config.template import TemplateConfig
 from headrace.config.track import TrackerConfig, each_once
@@ -62,11 +63,26 @@ class SFTTrainerConfig(Section):
     lr_schedule: LRScheduleConfig = LRScheduleConfig()
     max_grad_norm: float = Field(default=1.0, gt=0)
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
+    """Token budget of one forward and backward pass of a rank; a longer sample is a micro-batch of its own."""
+    layout: LayoutConfig = LayoutConfig()
+    """Ranks that train the model together, each a process of its own, as of `headrace train`. See docs/layouts.md."""
 
 
 class SFTRuntimeConfig(Section):
+    kind: Literal["inline", "ray"] = "inline"
+    """`inline`: one rank is in this process, several are processes of this machine. `ray`: ranks are actors of a Ray
+    cluster, on this machine (`pip install 'headrace[cluster]'`)."""
+    address: str | None = Field(default=None, min_length=1)
+    """Of a Ray cluster to join, as `127.0.0.1:6379` or `auto`; unless given, one is started on this machine for the
+    run. Its token is the environment's RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH's."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads; the machine's cores unless given, and at most eight for each."""
+    """CPU threads of all ranks together; the machine's cores unless given, and at most eight for each."""
+
+    @model_validator(mode="after")
+    def _address_is_of_ray(self) -> SFTRuntimeConfig:
+        if self.kind == "inline" and self.address is not None:
+            raise ValueError(f"address is {self.address!r}, and kind inline; set kind: ray")
+        return self
 
 
 class OfflineCheckpointConfig(Section):

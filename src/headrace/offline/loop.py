@@ -6,6 +6,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
@@ -13,15 +14,17 @@ from typing import Any, Literal
 
 import torch
 
-from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, config_sha256, dump_config
+from headrace.config import ConfigError, config_sha256, dump_config
 from headrace.config.track import sections
 from headrace.config.values.paths import path_of
 from headrace.controller.begin import Begin
 from headrace.controller.building.threads import available_threads, check_threads
 from headrace.controller.planning.given_inputs import check_inputs
+from headrace.controller.planning.layouts import check_layout
 from headrace.controller.planning.out_of_memory import told
 from headrace.controller.planning.prompt_notes import unread_notes
 from headrace.controller.stopping import StopFlag
+from headrace.errors import HeadraceError
 from headrace.experience.prompts.dataset import PromptOrder
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.models.loading import (
@@ -31,26 +34,30 @@ from headrace.models.loading import (
     read_model_config,
     resolve_device,
 )
-from headrace.models.packing import MicroBatch, PackRow, pack, plan_microbatches
 from headrace.observe.offline.listeners import NOBODY, OfflineListeners
 from headrace.observe.offline.summary import build_summary
 from headrace.observe.trackers.packages import check_packages
+from headrace.offline.model import with_reference
 from headrace.offline.output import OutputFolder
 from headrace.offline.progress import Made, Progress, read_progress, write_progress
+from headrace.offline.ranks.started import check_world, started
 from headrace.offline.recorder import OfflineView, over, recording
+from headrace.offline.trained.of_config import OfflineConfig
+from headrace.offline.units import Unit
 from headrace.runtime.collection import rare_collections
-from headrace.training.protocol import LossTerms, StepReport, Trainer
+from headrace.runtime.process.joined import Joined
+from headrace.runtime.workers import WorkerLost
 
 logger = logging.getLogger(__name__)
 
 _REPORTS = 20
 
-Unit = Sequence[PackRow]
-"""Rows that are trained in one micro-batch: a demonstration, or the two of a pair."""
-Measure = Callable[[Trainer, MicroBatch], LossTerms]
-"""What the loss, and all that is told of it, is on rows that are not trained on."""
 Report = Callable[[int, float, float], None]
 """Steps done, loss of the last one, tokens/s since the report before."""
+
+
+class RankLost(HeadraceError, RuntimeError):
+    """One of the ranks that train together has ended. The message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +77,21 @@ class Source:
     stop_token_ids: tuple[int, ...]
     """That end a response."""
     max_context: int | None
-    device: torch.device
 
 
-def look_at(config: SFTConfig | RMConfig | DPOConfig, output: OutputFolder) -> Source:
+def look_at(config: OfflineConfig, output: OutputFolder) -> Source:
     """Raises ConfigError for a model that cannot be trained on responses, or that the output would overwrite."""
     source = path_of(config.model.path)
     if source.exists() and source.resolve() == output.model.resolve():
         raise ConfigError(f"{output.model} is the model to begin from, and would be overwritten; give another --dir")
+    check_world(config, Joined.of())
     check_threads(config.runtime.threads)
     check_inputs(config)
     check_packages(sections(config.track))
     device = resolve_device(config.model.device)
     check_model(config.model.path)
+    model = read_model_config(config.model.path)
+    check_layout("trainer", config.trainer.layout, model, device)
     tokenizer = load_tokenizer(config.model.path)
     stops = read_generation_stops(config.model.path, tokenizer)
     if not stops:
@@ -91,24 +100,21 @@ def look_at(config: SFTConfig | RMConfig | DPOConfig, output: OutputFolder) -> S
             "could not learn to stop; set eos_token in the tokenizer"
         )
     end = stops[0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
-    context = getattr(read_model_config(config.model.path).get_text_config(), "max_position_embeddings", None)
+    context = getattr(model.get_text_config(), "max_position_embeddings", None)
     template = ChatTemplate.of(config.data.template, tokenizer)
     for note in unread_notes(template):
         logger.warning("%s", note)
-    return Source(tokenizer, template, end, tuple(dict.fromkeys((end, *stops))), context, device)
+    return Source(tokenizer, template, end, tuple(dict.fromkeys((end, *stops))), context)
 
 
 def run_offline(
-    config: SFTConfig | RMConfig | DPOConfig,
+    config: OfflineConfig,
     output: OutputFolder,
     units: Sequence[Unit],
     *,
     per_batch: int,
-    make_trainer: Callable[[int], Trainer],
-    prepare: Callable[[Trainer, Sequence[Unit]], Sequence[Unit]] = lambda trainer, units: units,
-    export: Callable[[Trainer, Path], None] = lambda trainer, path: trainer.export(path),
     held_out: Sequence[Unit] = (),
-    measure: Measure,
+    to_start: bool = False,
     begin: Begin = "new",
     report: Report,
     now: Callable[[], float],
@@ -119,12 +125,13 @@ def run_offline(
     """Train on `units`, `per_batch` of them a step; write `model`, `run.db` and `summary.json` into `output`. SIGINT,
     SIGTERM and `stop` end it after the step at hand, with a checkpoint; a finished run that is resumed stays as it is.
 
-    `make_trainer` is given the number of steps. `prepare` may add columns once the model is loaded. `held_out` is
-    measured before and after training, and every `evaluation.every` steps. `report` is called some twenty times.
-    `now`: monotonic seconds. `view` shows the record while it grows, `listeners` are told of it.
+    `held_out` is measured before and after training, and every `evaluation.every` steps. `to_start`: the loss compares
+    log-probs to those under the weights that training begins with. `report` is called some twenty times. `now`:
+    monotonic seconds. `view` shows the record while it grows, `listeners` are told of it.
 
     Raises ConfigError for a folder that cannot be written, and what `OutputFolder.claim` and `read_progress` raise,
-    before the model is loaded; DiskFull or another StoreError if the model or the record cannot be saved, OutOfMemory.
+    before the model is loaded; DiskFull or another StoreError if the model or the record cannot be saved, OutOfMemory,
+    RankLost.
     """
     digest = config_sha256(config)
     if begin == "resume" and (ended := _ended(output, digest)) is not None:
@@ -134,24 +141,25 @@ def run_offline(
     made = Made(digest, dump_config(config), _data_sha256(units))
     progress = read_progress(output.checkpoint, made) if begin == "resume" else Progress()
     torch.set_num_threads(available_threads(config.runtime.threads))
-    with told(config):
-        trainer = make_trainer(steps)
-        units, held_out = prepare(trainer, units), prepare(trainer, held_out)
-    if progress.steps:
-        trainer.load(output.checkpoint)
-    order = PromptOrder(len(units), config.seed, config.data.shuffle)
-    batches = islice(_batches(units, order, size=per_batch, steps=steps), progress.steps, None)
+    with ExitStack() as stack:
+        with told(config), _lost_ranks(output):
+            model = stack.enter_context(closing(started(config, steps, output.folder)))
+            if to_start:
+                units, held_out = with_reference(model, units), with_reference(model, held_out)
+            if progress.steps:
+                model.load(output.checkpoint)
+        order = PromptOrder(len(units), config.seed, config.data.shuffle)
+        batches = islice(_batches(units, order, size=per_batch, steps=steps), progress.steps, None)
 
-    def save(progress: Progress) -> None:
-        def fill(folder: Path) -> None:
-            trainer.save(folder)
-            write_progress(folder, progress, made)
+        def save(progress: Progress) -> None:
+            def fill(folder: Path) -> None:
+                model.save(folder)
+                write_progress(folder, progress, made)
 
-        output.write_checkpoint(fill)
-        listeners.checkpoint(progress.steps, output.checkpoint)
+            output.write_checkpoint(fill)
+            listeners.checkpoint(progress.steps, output.checkpoint)
 
-    max_tokens = config.trainer.max_tokens_per_microbatch
-    with recording(config, output.folder, view, listeners, done=progress.steps) as record:
+        record = stack.enter_context(recording(config, output.folder, view, listeners, done=progress.steps))
         tell, start = _teller(report, steps, progress), now() - progress.wall_s
 
         def evaluate() -> float:
@@ -159,21 +167,19 @@ def run_offline(
             if not held_out or record.is_evaluated(progress.steps):
                 return 0.0
             began = now()
-            terms = [
-                measure(trainer, pack([row for place in places for row in held_out[place]]))
-                for places in micro_batches(held_out, max_tokens)
-            ]
+            found = over(model.measured(held_out))
             seconds = now() - began
-            record.evaluation(progress.steps, len(held_out), over(terms), seconds)
+            record.evaluation(progress.steps, len(held_out), found, seconds)
             return seconds
 
         record.started(steps, progress.steps)
-        with told(config), rare_collections(), stop or StopFlag() as told_to_stop:
+        with told(config), _lost_ranks(output), rare_collections(), stop or StopFlag() as told_to_stop:
             if progress.steps == 0 or _is_due(progress.steps, config.evaluation.every):
                 start += evaluate()
-            for rows, step in _steps(trainer, batches, max_tokens):
+            for batch in batches:
+                step = model.train(batch)
                 progress = progress.after(step, now() - start)
-                record.step(progress.steps, rows, step, progress.wall_s)
+                record.step(progress.steps, len(batch), step, progress.wall_s)
                 tell(progress)
                 if progress.steps < steps and (told_to_stop.requested or progress.steps % config.checkpoint.every == 0):
                     save(progress)
@@ -186,7 +192,8 @@ def run_offline(
         status: Literal["finished", "stopped"] = "finished" if progress.steps == steps else "stopped"
         result = OfflineResult(**asdict(progress), model=output.model, status=status)
         if status == "finished":
-            output.replace_model(lambda path: export(trainer, path))
+            with _lost_ranks(output):
+                output.replace_model(model.export)
             listeners.checkpoint(progress.steps, output.folder)
         output.write_summary(
             {
@@ -201,6 +208,19 @@ def run_offline(
             output.finish()
         record.status = status
     return result
+
+
+@contextmanager
+def _lost_ranks(output: OutputFolder) -> Iterator[None]:
+    """What a lost rank raises within says how to go on."""
+    try:
+        yield
+    except WorkerLost as error:
+        if output.checkpoint.exists():
+            mend = f"go on with --resume: {output.checkpoint} is there"
+        else:
+            mend = "no checkpoint was made yet, so begin again with --fresh"
+        raise RankLost(f"{error}; the other ranks have ended as well; {mend}") from error
 
 
 def _is_due(steps: int, every: int | None) -> bool:
@@ -226,11 +246,6 @@ def _data_sha256(units: Sequence[Unit]) -> str:
     return digest.hexdigest()
 
 
-def micro_batches(units: Sequence[Unit], max_tokens: int) -> Iterator[list[int]]:
-    """Places of the units of each micro-batch; units stay whole."""
-    yield from plan_microbatches([sum(map(len, unit)) for unit in units], max_tokens)
-
-
 def _batches(units: Sequence[Unit], order: PromptOrder, *, size: int, steps: int) -> Iterator[list[Unit]]:
     """`steps` batches of `size` units, pass after pass over the data; a single pass may end with a short batch."""
     total = steps * size
@@ -239,14 +254,6 @@ def _batches(units: Sequence[Unit], order: PromptOrder, *, size: int, steps: int
     for start in range(0, total, size):
         places = (divmod(place, len(units)) for place in range(start, min(start + size, total)))
         yield [units[order.row(epoch, position)] for epoch, position in places]
-
-
-def _steps(trainer: Trainer, batches: Iterator[list[Unit]], max_tokens: int) -> Iterator[tuple[int, StepReport]]:
-    """Each with the units of its batch."""
-    for batch in batches:
-        for places in micro_batches(batch, max_tokens):
-            trainer.accumulate(pack([row for place in places for row in batch[place]]))
-        yield len(batch), trainer.step()
 
 
 def _teller(report: Report, steps: int, begun: Progress) -> Callable[[Progress], None]:

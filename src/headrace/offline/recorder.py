@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
@@ -18,7 +18,8 @@ from headrace.observe.offline.run_record import OfflineConfig, OfflineRun, Offli
 from headrace.offline.tracking import tracked
 from headrace.runtime.inline import SystemClock
 from headrace.store import OfflineStore, RunReader, StoreError
-from headrace.training.protocol import LossTerms, StepReport
+from headrace.training.protocol import StepReport
+from headrace.training.sums import BatchSums
 
 SHOWN_S = 1.0
 """Between two looks of the view, in seconds of training."""
@@ -143,11 +144,8 @@ def measured(loss: float, stats: Mapping[str, float]) -> Measured:
     return Measured(loss)
 
 
-def over(terms: Sequence[LossTerms]) -> Measured:
-    """Of all micro-batches of a held-out set."""
-    stats: dict[str, float] = {}
-    for each in terms:
-        for name, value in each.stats.items():
-            stats[name] = stats.get(name, 0.0) + float(value)
-    denominator = sum(float(each.denominator) for each in terms)
-    return measured(sum(float(each.numerator) for each in terms) / denominator if denominator else 0.0, stats)
+def over(sums: BatchSums) -> Measured:
+    """Of a held-out set."""
+    denominator = float(sums.denominator)
+    loss = float(sums.numerator) / denominator if denominator else 0.0
+    return measured(loss, {name: float(value) for name, value in sums.stats.items()})

@@ -104,6 +104,7 @@ class HFTrainer:
         layout: Layout = WHOLE,
         weights: type[WholeWeights] = WholeWeights,
         source: FileWeights | None = None,
+        together: int = 1,
     ) -> None:
         """Takes over `model`, which should be loaded in float32: the master weights come from it.
 
@@ -116,7 +117,8 @@ class HFTrainer:
         together; of one that is `joint` nothing is to be asked before `join`, and of several replicas nothing before
         `pair`. `weights`: the class of those of other layouts, which has this model's under Hugging Face names.
         `source`: of a `model` without memory, for a layout that is `joint`: each rank reads its part there when they
-        `join`.
+        `join`. `together`: so many samples that follow each other are one thing to the loss, as the two of a pair: a
+        pipeline cuts a micro-batch between such runs alone.
         Raises ConfigError if the model cannot checkpoint gradients.
         """
         torch.manual_seed(seed)
@@ -142,6 +144,7 @@ class HFTrainer:
         self._dtype = dtype
         self._layout = layout.of_copy
         self._copies = layout.copies
+        self._together = together
         self._replicas: Replicas | None = None
         self._ranks: RankGroup | None = None
         self._joint: JointModel | None = None
@@ -259,8 +262,8 @@ class HFTrainer:
         ranks = self._ranks = RankGroup(self._layout, rank, meeting, seconds, self._lm.device)
         budget = self._config.max_tokens_per_microbatch * self._layout.cp
         source, self._source = self._source, None
-        offload = self._offloads
-        self._joint, outlines = joint_model(self._lm, ranks, self._dtype, budget, offload=offload, source=source)
+        more: dict[str, Any] = {"offload": self._offloads, "source": source, "together": self._together}
+        self._joint, outlines = joint_model(self._lm, ranks, self._dtype, budget, **more)
         self._trained = ShardedWeights(self._model, outlines, self._dtype, self._config.optimizer, ranks)
         if source is not None:
             _fill(self._trained, source)
@@ -355,7 +358,7 @@ class HFTrainer:
         shapes = {name: tensor.shape for name, tensor in self._weights.outlines().items()}
         files = PartedFiles(tensors_of(shapes, self._dtype), WEIGHTS)
         weights = self._weights.pieces(self._reference)
-        return SavedWeights(files, copied(weights) if copies else weights, self._is_first)
+        return SavedWeights(files, copied(weights) if copies else weights, self.is_first)
 
     @torch.no_grad()
     def load_reference(self, path: Path) -> None:
@@ -415,11 +418,11 @@ class HFTrainer:
         self._saved_model(self._weights.state(), copies=False).write(path)
 
     def _saved_model(self, state: Mapping[str, Piece], *, copies: bool) -> SavedModel:
-        tokenizer = self._tokenizer() if self._is_first and self._tokenizer is not None else None
+        tokenizer = self._tokenizer() if self.is_first and self._tokenizer is not None else None
         if (files := self._stored) is not None:
-            return ModelInParts(files, weights_of(state), self._is_first, tokenizer)
-        tensors = self._gathered(copies=copies)
-        return WholeModel(like(self._model, tensors, self._dtype) if self._is_first else None, tokenizer)
+            return ModelInParts(files, weights_of(state), self.is_first, tokenizer)
+        tensors = self.gathered(copies=copies)
+        return WholeModel(like(self._model, tensors, self._dtype) if self.is_first else None, tokenizer)
 
     @cached_property
     def _stored(self) -> StoredModel | None:
@@ -440,7 +443,8 @@ class HFTrainer:
         return self._trained
 
     @property
-    def _is_first(self) -> bool:
+    def is_first(self) -> bool:
+        """Of the ranks that train it; so is one alone."""
         return self._ranks is None or self._ranks.rank == 0
 
     def _check_awake(self) -> None:
@@ -469,11 +473,12 @@ class HFTrainer:
     def _pass(self, outputs: Outputs, micro: MicroBatch) -> Tensor:
         return outputs(self._lm, micro) if self._joint is None else self._joint.compute(outputs, micro)
 
-    def _gathered(self, *, copies: bool) -> dict[str, Tensor]:
-        """All weights, on the host: of the first rank; the others have none."""
+    def gathered(self, *, copies: bool = False) -> dict[str, Tensor]:
+        """All weights, by Hugging Face name, in compute dtype, on the host: of the first rank; the others have none, and
+        take part."""
         found = {}
         for name, tensor in self._weights.named():
-            if self._is_first:
+            if self.is_first:
                 found[name] = tensor.detach().to("cpu", copy=copies or self._ranks is not None)
         return found
 

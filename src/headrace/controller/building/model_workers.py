@@ -29,6 +29,11 @@ async def started(kind: type[W], spec: object, runtime: Runtime, config: TrainCo
         silence_s=silence_s(config),
         limits=config.runtime.stuck.limits,
     )
+    return await made(kind, spec, runtime, where, count)
+
+
+async def made(kind: type[W], spec: object, runtime: Runtime, where: Placement, count: int) -> Workers[Any]:
+    """As `started`, where the caller has them."""
     try:
         return await runtime.start(kind, [spec] * count, where)
     except WorkerError as error:

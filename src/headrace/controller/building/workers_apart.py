@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.controller.building.processors import process_count
@@ -36,24 +38,34 @@ def workers_apart(config: TrainConfig, folder: Path | None, rollouts: int = 0) -
     return Processes(str(folder or ""), logs=logs)
 
 
-def _cluster(config: TrainConfig, folder: Path | None, logs: Path | None, teams: Teams) -> WorkersApart:
+def in_ray(
+    run: str,
+    logs: Path | None,
+    address: str | None,
+    threads: int | None,
+    devices: Mapping[str, int] = MappingProxyType({}),
+    **more: Any,
+) -> WorkersApart:
+    """The cluster at `address`; without one, one that is started here, with so many `threads` and logical `devices`.
+    `run`, `more`: see `RayCluster`. Raises ConfigError where Ray is not installed."""
     from headrace.runtime.ray.environment import prepare
 
-    prepare(config.runtime.address)
+    prepare(address)
     try:
         from headrace.runtime.ray.cluster import RayCluster
     except ImportError as error:
         raise ConfigError(f"runtime.kind is ray: pip install 'headrace[cluster]' ({error})") from error
-    address = config.runtime.address
-    head = None
-    if address is None:
-        logical = {config.cluster.device: config.cluster.local_devices} if config.cluster.local_devices else {}
-        head = RayHead(available_threads(config.runtime.threads), _log(logs), logical)
-    return RayCluster(
+    head = RayHead(available_threads(threads), _log(logs), devices) if address is None else None
+    return RayCluster(run, address=address, head=head, logs=logs, **more)
+
+
+def _cluster(config: TrainConfig, folder: Path | None, logs: Path | None, teams: Teams) -> WorkersApart:
+    return in_ray(
         str(folder or ""),
-        address=address,
-        head=head,
-        logs=logs,
+        logs,
+        config.runtime.address,
+        config.runtime.threads,
+        {config.cluster.device: config.cluster.local_devices} if config.cluster.local_devices else {},
         teams=teams,
         room_s=config.cluster.room_deadline_s,
         needs=lambda memory: needs_of(config, None if folder is None else _marked(folder), memory),

@@ -16,14 +16,22 @@ from headrace.models.routing import ROUTED_TYPES
 def check_layouts(config: TrainConfig, policy: Any, device: torch.device) -> None:
     """`policy`: its Hugging Face config. Raises ConfigError with what would fit."""
     for name, layout in (("trainer", config.trainer.layout), ("critic", config.critic.layout)):
-        if (layout.ranks == 1 and not layout.stage) or (name == "critic" and not config.algorithm.needs_critic):
+        if name == "critic" and not config.algorithm.needs_critic:
             continue
         model = policy if name == "trainer" else critic_config(config, policy)
-        if device.type != "cpu":
-            _check_devices(name, layout, device, here=name not in config.cluster.place)
-        if layout.ep > 1 or (layout.tp > 1 and experts_per_token(model)):
-            _check_experts(name, layout, model)
-        _check_divides(name, layout, model.get_text_config())
+        check_layout(name, layout, model, device, here=name not in config.cluster.place)
+
+
+def check_layout(name: str, layout: LayoutConfig, model: Any, device: torch.device, *, here: bool = True) -> None:
+    """`name`: of the section that has the layout; `model`: its Hugging Face config. `here`: its ranks are on this
+    machine, not where a cluster has room. Raises ConfigError with what would fit."""
+    if layout.ranks == 1 and not layout.stage:
+        return
+    if device.type != "cpu":
+        _check_devices(name, layout, device, here=here)
+    if layout.ep > 1 or (layout.tp > 1 and experts_per_token(model)):
+        _check_experts(name, layout, model)
+    _check_divides(name, layout, model.get_text_config())
 
 
 def critic_config(config: TrainConfig, policy: Any) -> Any:

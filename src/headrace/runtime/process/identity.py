@@ -28,8 +28,7 @@ def name_process(name: str) -> None:
 
 def end_with_parent(parent: int, life: int) -> None:
     """From now on this process ends when its parent does, however that ends. `life`: a pipe that the parent holds."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # job schedulers send them to all; the parent decides
-        signal.signal(number, _do_nothing)  # what is ignored, the children's children would ignore as well
+    leave_signals()
     if sys.platform == "linux":  # also while this is stopped, or holds the interpreter's lock
         _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.getppid() != parent:
@@ -41,6 +40,12 @@ def end_with_parent(parent: int, life: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="life of the parent", daemon=True).start()
+
+
+def leave_signals() -> None:
+    """To whoever has this process's life: job schedulers send them to all, and it decides."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _do_nothing)  # what is ignored, the children would ignore as well
 
 
 def end_with_starter() -> None:

@@ -52,13 +52,23 @@ class _Call:
 class PipelinedModel:
     """Implements `JointModel`. The loss is seen by the last stage alone."""
 
-    def __init__(self, sharded: ShardedModel, lm: PackedLM, ranks: RankGroup, dtype: torch.dtype, budget: int) -> None:
-        """`sharded`: this rank's stage. `dtype`: of hidden states. `budget`: tokens of a micro-batch."""
+    def __init__(
+        self,
+        sharded: ShardedModel,
+        lm: PackedLM,
+        ranks: RankGroup,
+        dtype: torch.dtype,
+        budget: int,
+        together: int = 1,
+    ) -> None:
+        """`sharded`: this rank's stage. `dtype`: of hidden states. `budget`: tokens of a micro-batch. `together`: so
+        many samples that follow each other stay in one."""
         self._sharded = sharded
         self._lm = lm
         self._ranks = ranks
         self._dtype = dtype
         self._budget = budget
+        self._together = together
         self._stages = ranks.layout.pp
         self._is_last = ranks.stage == self._stages - 1
         self._call: _Call | None = None
@@ -88,11 +98,12 @@ class PipelinedModel:
         parts of the data."""
         found: list[MicroBatch | None] = []
         if micro is not None:
-            lengths = micro.lengths
+            samples, step = micro.lengths, self._together
+            lengths = [sum(samples[first : first + step]) for first in range(0, len(samples), step)]
             plan = plan_microbatches(lengths, self._budget)
             if len(plan) < self._stages:
                 plan = plan_microbatches(lengths, -(-sum(lengths) // self._stages))
-            found += cut_up(micro, [len(samples) for samples in plan])
+            found += cut_up(micro, [len(runs) * step for runs in plan])
         return found + [None] * (self._ranks.most(max(len(found), 1)) - len(found))
 
     def _pass(self, call: _Call) -> _Call:

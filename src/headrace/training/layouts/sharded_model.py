@@ -116,10 +116,11 @@ def joint_model(
     *,
     offload: bool = False,
     source: FileWeights | None = None,
+    together: int = 1,
 ) -> tuple[JointModel, dict[str, Outline]]:
     """This rank's part of the model of `lm`, cut out of it; and what parameters the whole has. As `ShardedModel`, and
-    `keep_stage`; `budget`: see `PipelinedModel`. `source`: of a model without memory, whose parts have it afterwards,
-    to be filled."""
+    `keep_stage`; `budget`, `together`: see `PipelinedModel`. `source`: of a model without memory, whose parts have it
+    afterwards, to be filled."""
     with nullcontext() if source is None else source.lent(lm.model):
         outlines = keep_stage(lm, ranks.stage, ranks.layout.pp)
     sharded = ShardedModel(lm, ranks, dtype, offload=offload)
@@ -130,7 +131,7 @@ def joint_model(
     # torch takes its time to import schedules.
     from headrace.training.layouts.pipelined_model import PipelinedModel
 
-    return PipelinedModel(sharded, lm, ranks, dtype, budget), outlines
+    return PipelinedModel(sharded, lm, ranks, dtype, budget, together), outlines
 
 
 def differentiable(terms: LossTerms, outputs: Tensor) -> Tensor:

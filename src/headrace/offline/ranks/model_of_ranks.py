@@ -1,0 +1,156 @@
+"""A model that ranks train together, each in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.controller.building.model_workers import made
+from headrace.controller.building.threads import available_threads
+from headrace.offline.model import by_unit
+from headrace.offline.ranks.rank import OfflineRank, OfflineRankSpec
+from headrace.offline.trained.of_config import OfflineConfig
+from headrace.offline.units import Unit, parts_of, rows_of
+from headrace.runtime.apart import Apart
+from headrace.runtime.blocking import TurnedLoop
+from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.workers import Placement
+from headrace.training.group_state import write
+from headrace.training.layouts.ranks import Layout, layout_of
+from headrace.training.merging import merged
+from headrace.training.protocol import StepReport
+from headrace.training.rank_workers import RankWorkers, who_saves
+from headrace.training.sums import BatchSums
+
+T = TypeVar("T")
+
+_DEADLINE_S = 1800.0
+"""Of a step, a share of held-out rows, a checkpoint: longer than any of them should take."""
+_AT_ONCE = 16
+"""Micro-batches of a rank that one call without a step is about: what is told of them is a message."""
+
+
+class ModelOfRanks:
+    """Implements `OfflineModel`. Rows go to the ranks that compute with them: those of a part of the data are all told
+    its rows, and its head alone answers. Each method raises WorkerLost once a rank is lost."""
+
+    def __init__(self, loop: TurnedLoop, runtime: InlineRuntime, ranks: RankWorkers, max_tokens: int) -> None:
+        """`ranks` are there. `max_tokens`: that one of them takes at once."""
+        self._loop = loop
+        self._runtime = runtime
+        self._ranks = ranks
+        self._max_tokens = max_tokens
+
+    @classmethod
+    def start(cls, config: OfflineConfig, device: str, steps: int, place: Apart) -> ModelOfRanks:
+        """Once all have loaded the model, and have come together. `place`: of their processes. Raises what `made`
+        does."""
+        layout = layout_of(config.trainer.layout)
+        loop = TurnedLoop()
+        runtime = InlineRuntime(apart=place)
+        where = Placement(
+            process=True,
+            threads=max(available_threads(config.runtime.threads) // layout.size, 1),
+            deadline_s=_DEADLINE_S,
+        )
+
+        async def started() -> RankWorkers:
+            spec = OfflineRankSpec(config, device, steps)
+            workers = await made(OfflineRank, spec, runtime, where, layout.size)
+            ranks = RankWorkers(workers, runtime.clock, _DEADLINE_S, layout)
+            await ranks.come_together()
+            return ranks
+
+        try:
+            ranks = loop.run(started())
+        except BaseException:
+            _end(loop, runtime)
+            raise
+        return cls(loop, runtime, ranks, config.trainer.max_tokens_per_microbatch * config.trainer.layout.budgets)
+
+    def train(self, units: Sequence[Unit]) -> StepReport:
+        """See `OfflineModel.train`."""
+        parts = self._parts(units)
+
+        async def trained() -> StepReport:
+            await self._of_parts("accumulate", units, parts, "rows of a batch")
+            report: StepReport = (await self._all("step", what="an optimiser step"))[0]
+            return report
+
+        return self._run(trained())
+
+    def measured(self, units: Sequence[Unit]) -> BatchSums:
+        """See `OfflineModel.measured`."""
+        found = self._run(self._without_step("measured", units, "the loss of held-out rows"))
+        return merged([told for _, answers in found for told in answers])
+
+    def logprobs(self, units: Sequence[Unit]) -> list[list[NDArray[np.float32]]]:
+        """See `OfflineModel.logprobs`."""
+        of_units: list[Any] = [None] * len(units)
+        for part, answers in self._run(self._without_step("logprobs", units, "log-probs")):
+            for places, of_rows in zip(part, answers, strict=True):
+                for place, own in zip(places, by_unit(of_rows, units, places), strict=True):
+                    of_units[place] = own
+        return of_units
+
+    def save(self, path: Path) -> None:
+        """See `OfflineModel.save`."""
+        self._run(write(self._ranks, "save", who_saves(self._ranks), path))
+
+    def load(self, path: Path) -> None:
+        """See `OfflineModel.load`."""
+        self._run(self._all("load", str(path), what="its part of a checkpoint"))
+
+    def export(self, path: Path) -> None:
+        """See `OfflineModel.export`."""
+        given = dict.fromkeys(who_saves(self._ranks), (str(path),))
+        self._run(self._ranks.each("export", given, what="the model to be written"))
+
+    def close(self) -> None:
+        """See `OfflineModel.close`."""
+        _end(self._loop, self._runtime)
+
+    @property
+    def _layout(self) -> Layout:
+        return self._ranks.layout
+
+    def _parts(self, units: Sequence[Unit]) -> list[list[list[int]]]:
+        return parts_of(units, self._layout.dp, self._max_tokens, joint=self._layout.joint)
+
+    async def _without_step(
+        self, method: str, units: Sequence[Unit], what: str
+    ) -> list[tuple[list[list[int]], Sequence[Any]]]:
+        """The micro-batches of each part of the data, and what its head answers, some at a time."""
+        parts = self._parts(units)
+        found = []
+        for first in range(0, max(map(len, parts)), _AT_ONCE):
+            own = [part[first : first + _AT_ONCE] for part in parts]
+            answers = await self._of_parts(method, units, own, what)
+            heads = [answers.get(self._layout.head(dp), []) for dp in range(len(own))]
+            found += [*zip(([places for places in part if places] for part in own), heads, strict=True)]
+        return found
+
+    async def _of_parts(
+        self, method: str, units: Sequence[Unit], parts: Sequence[Sequence[Sequence[int]]], what: str
+    ) -> dict[int, Any]:
+        """What the ranks answer that have something to pass over."""
+        rows = [[rows_of(units[place] for place in places) for places in part] for part in parts]
+        given = {rank: (rows[at.dp],) for rank, at in self._layout.places() if rows[at.dp]}
+        return await self._ranks.each(method, given, what=what)
+
+    async def _all(self, method: str, *args: Any, what: str) -> dict[int, Any]:
+        return await self._ranks.each(method, dict.fromkeys(range(self._layout.size), args), what=what)
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._loop.run(coroutine)
+
+
+def _end(loop: TurnedLoop, runtime: InlineRuntime) -> None:
+    try:
+        loop.run(runtime.close())
+    finally:
+        loop.close()

@@ -1,0 +1,116 @@
+"""One rank as a worker: `offline/ranks/model_of_ranks.py` is how they are spoken to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.config import DPOConfig, RMConfig, SFTConfig
+from headrace.models.packing import PackRow
+from headrace.offline.trained.of_config import OfflineConfig, model_of
+from headrace.runtime.wire.wire_types import WireTypes
+from headrace.runtime.workers import Host
+from headrace.training.layouts.ranks import layout_of
+from headrace.training.protocol import StepReport, Written
+from headrace.training.replicas import Meeting
+
+_CONFIGS = {"sft_config": SFTConfig, "rm_config": RMConfig, "dpo_config": DPOConfig}
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineRankSpec:
+    """From which a rank builds itself."""
+
+    config: OfflineConfig
+    device: str
+    """Of the first rank; on CUDA the others have those that follow."""
+    steps: int
+    """Of the whole run."""
+
+
+class OfflineRank:
+    """What is asked of it and what it answers is plain data. Blocking; on one lane. Micro-batches without rows are
+    passes for the sake of other ranks."""
+
+    kind: ClassVar[str] = "rank"
+    types: ClassVar[WireTypes] = WireTypes(
+        {
+            **_CONFIGS,
+            "offline_rank_spec": OfflineRankSpec,
+            "pack_row": PackRow,
+            "step_report": StepReport,
+            "written": Written,
+        }
+    )
+
+    def __init__(self, spec: OfflineRankSpec, host: Host) -> None:
+        """Loads the model. Raises ConfigError."""
+        if host.threads is not None:
+            torch.set_num_threads(host.threads)
+        layout = layout_of(spec.config.trainer.layout)
+        device = torch.device(spec.device)
+        if device.type == "cuda":
+            device = torch.device("cuda", (device.index or 0) + host.rank)
+        self._trained = model_of(spec.config, device, spec.steps, layout)
+        self._meeting: Meeting | None = None
+        self._tells = True
+
+    def meet(self, seconds: float) -> int:
+        """See `TrainerRank.meet`."""
+        self._meeting = Meeting(seconds)
+        return self._meeting.port
+
+    def come_together(self, rank: int, port: int, seconds: float, tells: bool) -> None:
+        """See `TrainerRank.come_together`."""
+        self._tells = tells
+        self._trained.trainer.join(rank, self._met(port), seconds)
+
+    def pair(self, replica: int, port: int, seconds: float) -> None:
+        """See `TrainerRank.pair`."""
+        self._trained.trainer.pair(replica, self._met(port), seconds)
+
+    def _met(self, port: int) -> Meeting | int:
+        """The meeting, where it is this rank's own."""
+        meeting, self._meeting = self._meeting, None
+        return port if meeting is None else meeting
+
+    def accumulate(self, micros: Sequence[Sequence[PackRow]]) -> None:
+        """These micro-batches, one after another."""
+        for rows in micros:
+            self._trained.accumulate(rows)
+
+    def step(self) -> StepReport:
+        """See `Trainer.step`."""
+        return self._trained.trainer.step()
+
+    def discard(self) -> None:
+        """See `Trainer.discard`."""
+        self._trained.trainer.discard()
+
+    def measured(self, micros: Sequence[Sequence[PackRow]]) -> list[dict[str, Any]]:
+        """See `TrainedModel.measured`: of each micro-batch with rows; nothing if another rank tells it."""
+        found = [(rows, self._trained.measured(rows)) for rows in micros]
+        return [told for rows, told in found if rows and self._tells]
+
+    def logprobs(self, micros: Sequence[Sequence[PackRow]]) -> list[list[NDArray[np.float32]]]:
+        """As `measured`: see `TrainedModel.logprobs`."""
+        found = [(rows, self._trained.logprobs(rows)) for rows in micros]
+        return [told for rows, told in found if rows and self._tells]
+
+    def save(self, path: str) -> Written:
+        """See `Saved.write`."""
+        return self._trained.trainer.saved(copies=False).write(Path(path))
+
+    def load(self, path: str) -> None:
+        """See `Trainer.load`."""
+        self._trained.trainer.load(Path(path))
+
+    def export(self, path: str) -> None:
+        """See `TrainedModel.export`."""
+        self._trained.export(Path(path))

@@ -1,0 +1,53 @@
+"""A model in training in this process, with what its command does with it beside steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.models.packing import MicroBatch, PackRow, pack
+from headrace.training.merging import plain
+from headrace.training.protocol import LossTerms
+from headrace.training.sums import BatchSums
+from headrace.training.trainer import HFTrainer
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """Blocking. Of several ranks that pass jointly, one without rows says so by none."""
+
+    trainer: HFTrainer
+    measure: Callable[[MicroBatch], LossTerms]
+    """What the loss, and all that is told of it, is on rows that are not trained on."""
+    export: Callable[[Path], None]
+    """Write the model that comes out as a folder that `transformers` loads."""
+
+    def accumulate(self, rows: Sequence[PackRow]) -> None:
+        """A micro-batch, there and back."""
+        if rows:
+            self.trainer.accumulate(pack(rows))
+        else:
+            self.trainer.idle(trains=True)
+
+    def measured(self, rows: Sequence[PackRow]) -> dict[str, Any]:
+        """What `measure` gives for a micro-batch, as numbers (`merged` reads them)."""
+        sums = BatchSums()
+        if rows:
+            micro = pack(rows)
+            sums.add(self.measure(micro), micro)
+        else:
+            self.trainer.idle(trains=False)
+        return plain(sums)
+
+    def logprobs(self, rows: Sequence[PackRow]) -> list[NDArray[np.float32]]:
+        """Of each row of a micro-batch [T] float32, under the present weights."""
+        if not rows:
+            self.trainer.idle(trains=False)
+            return []
+        found = self.trainer.logprobs(pack(rows)).cpu().numpy()
+        return np.split(found, np.cumsum([len(row) for row in rows])[:-1])
