@@ -125,7 +125,7 @@ class JoinedProcess:
 
     async def ended(self) -> str:
         """See `Begun.ended`."""
-        while self._process.is_there:
+        while self._process.runs:  # told to stop, torchrun waits for the first rank before it waits for another
             await self._clock.sleep(_LOOK_S)
         return f"its process (pid {self._process.pid}) ended; its launcher tells how"
 
@@ -168,7 +168,7 @@ async def _served(kind: Any, boot: WorkerBoot, listening: socket.socket, own: Pr
     _write(_listens(Path(boot.folder), boot.rank), json.dumps(asdict(own)))
     while not serving.done():
         await asyncio.wait([serving], timeout=10 * _LOOK_S)
-        if not first.is_there:
+        if not first.runs:
             sys.stderr.write(f"{boot.name}: the first rank's process has ended\n")
             os._exit(1)  # the lane may be in a call that waits for it
     await serving

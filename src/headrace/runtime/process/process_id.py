@@ -11,6 +11,8 @@ from pathlib import Path
 _STARTED = 19
 """Of /proc/PID/stat, the field behind the name at which the kernel says when it began, in ticks since the boot."""
 
+_ZOMBIE = "Z"
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
@@ -29,6 +31,12 @@ class ProcessId:
         """Also as a zombie, until it is waited for."""
         return _began(self.pid) == self.began
 
+    @property
+    def runs(self) -> bool:
+        """Not as a zombie: whoever is to wait for it may do that late."""
+        found = _fields(self.pid)
+        return found is not None and found[0] != _ZOMBIE and found[_STARTED] == str(self.began)
+
     def kill(self) -> None:
         """At once, if it is there."""
         if self.is_there:
@@ -37,8 +45,14 @@ class ProcessId:
 
 
 def _began(pid: int) -> int | None:
+    found = _fields(pid)
+    return None if found is None else int(found[_STARTED])
+
+
+def _fields(pid: int) -> list[str] | None:
+    """Of /proc/PID/stat, behind the name; None where there is no such process, or the kernel does not say."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return int(fields[_STARTED])
-    except (OSError, ValueError, IndexError):
+        found = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
         return None
+    return found if len(found) > _STARTED else None
