@@ -262,8 +262,12 @@ class HFTrainer:
         ranks = self._ranks = RankGroup(self._layout, rank, meeting, seconds, self._lm.device)
         budget = self._config.max_tokens_per_microbatch * self._layout.cp
         source, self._source = self._source, None
-        more: dict[str, Any] = {"offload": self._offloads, "source": source, "together": self._together}
-        self._joint, outlines = joint_model(self._lm, ranks, self._dtype, budget, **more)
+        self._joint, outlines = joint_model(
+            *(self._lm, ranks, self._dtype, budget),
+            offload=self._offloads,
+            source=source,
+            together=self._together,
+        )
         self._trained = ShardedWeights(self._model, outlines, self._dtype, self._config.optimizer, ranks)
         if source is not None:
             _fill(self._trained, source)
@@ -474,8 +478,8 @@ class HFTrainer:
         return outputs(self._lm, micro) if self._joint is None else self._joint.compute(outputs, micro)
 
     def gathered(self, *, copies: bool = False) -> dict[str, Tensor]:
-        """All weights, by Hugging Face name, in compute dtype, on the host: of the first rank; the others have none, and
-        take part."""
+        """All weights, by Hugging Face name, in compute dtype, on the host: of the first rank; the others have none,
+        and take part."""
         found = {}
         for name, tensor in self._weights.named():
             if self.is_first:

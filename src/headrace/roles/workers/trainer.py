@@ -12,6 +12,7 @@ import torch
 
 from headrace.algorithms.kl_controllers import TakenCoefficient
 from headrace.algorithms.policy_loss import PolicyLoss
+from headrace.config.layout import LayoutConfig
 from headrace.config.train import TrainConfig
 from headrace.engines.embedded.cache_plan import context_limit
 from headrace.models.experts import experts_per_token
