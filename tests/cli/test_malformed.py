@@ -47,7 +47,7 @@ def refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
         raise AssertionError("a model was loaded before the input was checked")
 
     loads = ("controller.building.engine_workers", "roles.workers.engine", "roles.workers.trainer", "models.loading")
-    for place in (*loads, "offline.sft", "offline.pairs"):
+    for place in (*loads, "offline.trained.of_demonstrations", "offline.trained.of_pairs"):
         monkeypatch.setattr(f"headrace.{place}.load_causal_lm", forbidden)
 
     def run(command: str, config: Path, *overrides: str) -> str:

@@ -39,8 +39,8 @@ def trained(folder: Path, **changes: Any) -> tuple[list[Any], list[dict[str, Any
 
 def test_what_check_says_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand, in units of 4 bytes a parameter: 1 each for weights, gradients and an engine, 2 for moments and for the
-    weight plane, 1 more for a version on its way to the engine that is not lent. The engine's output layer counts once
-    more, being laid out anew."""
+    weight plane, 1 more for a version on its way to the engine that is not lent, 3 for a checkpoint's copy, behind the start. The
+    engine's output layer counts once more, being laid out anew."""
     job = make_job(tmp_path, async__mode="sync", engine__lent=1)
     found = estimate_memory(load_config(TrainConfig, job), CONFIGS["qwen3"](), torch.device("cpu"))
     one, cache = 4 * found.parameters, found.uses["engine: KV cache"]
@@ -49,8 +49,8 @@ def test_what_check_says_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found.uses["lent engines: KV cache"] == cache
     assert found.slots == 16
     assert dict(found.turns) == {
-        "while the trainer's devices are lent": 5 * one + 3 * engine + 2 * cache,
-        "while it has them": 6 * one + 2 * engine + cache,
+        "while the trainer's devices are lent": 8 * one + 3 * engine + 2 * cache,
+        "while it has them": 9 * one + 2 * engine + cache,
         "at the start, as models are loaded": 6 * one + 3 * engine,
     }
     # On a device those that train leave nothing there, and caches are what both times have room for.

@@ -64,7 +64,7 @@ def a_receipt_before_the_record_is_durable(patch: pytest.MonkeyPatch) -> None:
 
 def a_checkpoint_is_named_before_its_files_are_durable(patch: pytest.MonkeyPatch) -> None:
     """Checksummed, renamed and committed, but not synced."""
-    seal = checkpoints._seal
+    seal = checkpoints.seal
 
     class Lazy:
         def __init__(self, files: Files) -> None:
@@ -76,10 +76,10 @@ def a_checkpoint_is_named_before_its_files_are_durable(patch: pytest.MonkeyPatch
         def __getattr__(self, name: str) -> Any:
             return getattr(self._files, name)
 
-    def unsynced(folder: Any, number: int, store: Any) -> Any:
-        return seal(folder, number, Lazy(store))  # type: ignore[arg-type]
+    def unsynced(folder: Any, number: int, store: Any, known: Any) -> Any:
+        return seal(folder, number, Lazy(store), known)  # type: ignore[arg-type]
 
-    patch.setattr(checkpoints, "_seal", unsynced)
+    patch.setattr(checkpoints, "seal", unsynced)
 
 
 def what_was_trained_after_the_commit_stays_trained(patch: pytest.MonkeyPatch) -> None:

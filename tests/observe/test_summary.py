@@ -113,6 +113,7 @@ def test_names_and_values() -> None:
                 "rollout: the gate": pytest.approx(0.35),
             },
             "busy": {"engine 0": pytest.approx(0.8), "trainer": pytest.approx(0.5)},
+            "lent": 0.0,
             "mfu": {"training": pytest.approx(0.4), "run": pytest.approx(0.2)},
         },
         # Of the one batch that has each.

@@ -62,6 +62,7 @@ TOTALS = (
         "seconds, by who",
         "In which each that has a device computed: an engine (`engine 0`), the trainer, the critic.",
     ),
+    Metric("lent_s", "seconds", "In which the trainer's devices were lent to engines (`engine.lent`)."),
     Metric(
         "wait_s",
         "seconds, by side and what for",
@@ -185,7 +186,7 @@ SUMMARY = (
         "share",
         "Of the run's time that in which the trainer's devices were lent to engines (`engine.lent`).",
         "it is 0 with `engine.lent`: waits are too short for what lending takes",
-        "events `lent` have what it took and gave; leave `engine.lent` out if it is of no use",
+        "the record's events of lendings have what each took and gave; leave `engine.lent` out if it is of no use",
     ),
     Metric("time.mfu.training", "share", "`mfu` of all batches.", "see `mfu`", "see there"),
     Metric(

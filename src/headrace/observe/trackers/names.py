@@ -74,6 +74,7 @@ TOTALS: Mapping[str, str] = {
     "train_s": "time/train_s",
     "swap_stall_s": "time/swap_stall_s",
     "mfu_s": "time/mfu_s",
+    "lent_s": "time/lent_s",
     "generated_tokens": "tokens/generated_total",
     "generated_samples": "samples/generated_total",
 }
