@@ -39,8 +39,8 @@ def trained(folder: Path, **changes: Any) -> tuple[list[Any], list[dict[str, Any
 
 def test_what_check_says_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand, in units of 4 bytes a parameter: 1 each for weights, gradients and an engine, 2 for moments and for the
-    weight plane, 1 more for a version on its way to the engine that is not lent, 3 for a checkpoint's copy, behind the start. The
-    engine's output layer counts once more, being laid out anew."""
+    weight plane, 1 more for a version on its way to the engine that is not lent, 3 for a checkpoint's copy, behind the
+    start. The engine's output layer counts once more, being laid out anew."""
     job = make_job(tmp_path, async__mode="sync", engine__lent=1)
     found = estimate_memory(load_config(TrainConfig, job), CONFIGS["qwen3"](), torch.device("cpu"))
     one, cache = 4 * found.parameters, found.uses["engine: KV cache"]
