@@ -96,7 +96,7 @@ def of_the_cpu() -> None:
 def test_an_error_that_memory_led_to_is_told_as_such_and_others_pass(tmp_path: Path) -> None:
     config = load_config(TrainConfig, make_job(tmp_path))
     with (
-        pytest.raises(OutOfMemory, match=r"memory ran out, with \d+ bytes more .*true and checkpoint.background=false$"),
+        pytest.raises(OutOfMemory, match=r"memory ran out, with \d+ bytes more .* and checkpoint.background=false$"),
         told(config, resumes=False),
     ):
         of_the_cpu()
