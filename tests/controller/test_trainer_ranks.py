@@ -143,7 +143,7 @@ def kill_ranks(monkeypatch: pytest.MonkeyPatch, kills: Kills) -> list[tuple[str,
                 ("step", 1): 1,  # the other makes it, and goes on until the next batch
                 ("add_up", 2): 0,
                 ("snapshot", 4): 0,
-                ("save", 1): 0,
+                ("write_state", 1): 0,
             },
         ),
         ({"dp": 2, "replicas": 2, "tp": 2}, {("add_up", 1): 3, ("accumulate_held", 3): 1}),
