@@ -16,6 +16,7 @@ from headrace.models.packing import PackRow
 from headrace.offline.trained.of_config import OfflineConfig, model_of
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
+from headrace.store.media.files import Digest
 from headrace.training.layouts.ranks import layout_of
 from headrace.training.protocol import StepReport, Written
 from headrace.training.replicas import Meeting
@@ -42,6 +43,7 @@ class OfflineRank:
     types: ClassVar[WireTypes] = WireTypes(
         {
             **_CONFIGS,
+            "digest": Digest,
             "offline_rank_spec": OfflineRankSpec,
             "pack_row": PackRow,
             "step_report": StepReport,
