@@ -25,7 +25,6 @@ from headrace.controller.train import Ended, train
 from headrace.models.packing import MicroBatch
 from headrace.offline.pairs import run_rm
 from headrace.roles.columns.reward_model import AskedRewardModel
-from headrace.runtime.workers import WorkerLost
 from headrace.store import RunReader
 from headrace.training.frozen import FrozenRewardModel
 
@@ -189,7 +188,7 @@ def test_a_run_is_the_same_wherever_the_model_is(tmp_path: Path, reward_model: P
 
 @pytest.mark.slow
 @pytest.mark.cpu
-def test_the_end_of_its_process_is_told_and_the_run_goes_on_when_resumed(
+def test_one_whose_process_is_killed_comes_back_in_its_place_and_the_run_goes_on(
     tmp_path: Path, reward_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = job_with(tmp_path, {"model": {"path": str(reward_model), "placement": "process"}})
@@ -203,12 +202,12 @@ def test_the_end_of_its_process_is_told_and_the_run_goes_on_when_resumed(
         return await scores(model, samples)
 
     monkeypatch.setattr(AskedRewardModel, "scores", watched)
-    with pytest.raises(WorkerLost, match="reward/0 is lost"):
-        go(job)
-    plan = make_plan(load_config(TrainConfig, job))
-    ended = asyncio.run(train(plan, tmp_path / "run", "resume"))
+    ended = go(job)
     assert ended.status == "finished"
     ended.record.counts.check()
+    with RunReader(tmp_path / "run") as reader:
+        (lost,) = (event for event in reader.events.read() if event.kind == "worker_lost")
+    assert lost.data["worker"] == "reward/0"
 
 
 @pytest.mark.slow
