@@ -112,7 +112,10 @@ def test_trackers_may_change_when_a_run_is_resumed(tmp_path: Path) -> None:
 @pytest.mark.copied
 def test_a_kill_takes_back_what_was_tracked_beyond_the_commit(tmp_path: Path) -> None:
     """Checkpoints every 2 batches, ended after the third: batch 3 is trained again, and is in the files once."""
-    job, folder = make_job(tmp_path / "job", trainer__batches=4, track=["csv"]), tmp_path / "run"
+    job, folder = (
+        make_job(tmp_path / "job", trainer__batches=4, track=["csv"], checkpoint__background=False),
+        tmp_path / "run",
+    )
     run_killed(["train", str(job), "--dir", str(folder)], folder, after=3, trackers=["csv"])
     assert [(row["step"], row["run/branch"]) for row in csv_batches(folder)] == [
         ("1", "0.0"), ("2", "0.0"), ("3", "0.0")
