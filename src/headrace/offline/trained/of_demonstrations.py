@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
 from typing import Protocol
 
 import torch
@@ -13,15 +12,14 @@ from headrace.algorithms.aggregation import aggregate
 from headrace.algorithms.losses import Loss, sft
 from headrace.algorithms.pieces import not_a_loss
 from headrace.config import SFTConfig
-from headrace.models.loading import load_causal_lm, load_tokenizer
+from headrace.models.loading import load_causal_lm
 from headrace.models.logprobs import token_columns
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
-from headrace.offline.trained.trained_model import TrainedModel
+from headrace.offline.trained.trained_model import TrainedModel, trainer_of
 from headrace.training.layouts.ranks import Layout
 from headrace.training.own_functions import load_piece
 from headrace.training.protocol import LossTerms
-from headrace.training.trainer import HFTrainer
 
 
 class TokenLoss(Protocol):
@@ -44,17 +42,8 @@ def demonstrations_model(config: SFTConfig, device: torch.device, steps: int, la
         numerator, denominator = aggregate(per_token, micro.mask, micro.sample_index)
         return LossTerms(numerator=numerator, denominator=denominator)
 
-    trainer = HFTrainer(
-        load_causal_lm(config.model.path, dtype=torch.float32, device=device),
-        config=config.trainer,
-        loss=objective,
-        total_steps=steps,
-        dtype=getattr(torch, config.model.dtype),
-        gradient_checkpointing=config.model.gradient_checkpointing,
-        tokenizer=cache(partial(load_tokenizer, config.model.path)),
-        seed=config.seed,
-        layout=layout,
-    )
+    model = load_causal_lm(config.model.path, dtype=torch.float32, device=device)
+    trainer = trainer_of(config, model, objective, steps, layout)
 
     def measure(micro: MicroBatch) -> LossTerms:
         """With how many tokens of the responses are the model's first choice."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -18,11 +18,10 @@ from headrace.models.loading import load_causal_lm, load_tokenizer, load_value_m
 from headrace.models.packing import MicroBatch
 from headrace.models.values import sample_scores
 from headrace.offline.pair_stats import of_preference, of_scores
-from headrace.offline.trained.trained_model import TrainedModel
+from headrace.offline.trained.trained_model import TrainedModel, trainer_of
 from headrace.training.layouts.ranks import Layout
 from headrace.training.own_functions import load_piece
 from headrace.training.protocol import LossTerms, Scalar
-from headrace.training.trainer import HFTrainer
 
 REFERENCE = "reference"
 """Column of the log-probs under the weights that training begins with."""
@@ -56,18 +55,8 @@ def preference_model(config: DPOConfig, device: torch.device, steps: int, layout
         pairs = loss(logprobs, reference, micro.mask, micro.sample_index, *_of_samples(micro))
         return _terms(pairs, of_preference(logprobs, reference, micro, beta=config.beta, per_length=config.per_length))
 
-    trainer = HFTrainer(
-        load_causal_lm(config.model.path, dtype=torch.float32, device=device),
-        config=config.trainer,
-        loss=objective,
-        total_steps=steps,
-        dtype=getattr(torch, config.model.dtype),
-        gradient_checkpointing=config.model.gradient_checkpointing,
-        tokenizer=cache(partial(load_tokenizer, config.model.path)),
-        seed=config.seed,
-        layout=layout,
-        together=2,
-    )
+    model = load_causal_lm(config.model.path, dtype=torch.float32, device=device)
+    trainer = trainer_of(config, model, objective, steps, layout, together=2)
     return TrainedModel(trainer, lambda micro: objective(trainer.outputs(micro), micro), trainer.export)
 
 
@@ -80,26 +69,19 @@ def scoring_model(config: RMConfig, device: torch.device, steps: int, layout: La
         scores = outputs[micro.sequence_starts[1:].to(outputs.device) - 1]
         return _terms(loss(scores, *_of_samples(micro)), of_scores(scores))
 
-    tokenizer = cache(partial(load_tokenizer, config.model.path))
-    dtype = getattr(torch, config.model.dtype)
-    trainer = HFTrainer(
-        load_value_model(config.model.path, dtype=torch.float32, device=device),
-        config=config.trainer,
-        loss=objective,
-        total_steps=steps,
-        dtype=dtype,
-        gradient_checkpointing=config.model.gradient_checkpointing,
-        tokenizer=tokenizer,
-        seed=config.seed,
-        outputs=sample_scores,
-        layout=layout,
-        together=2,
-    )
+    model = load_value_model(config.model.path, dtype=torch.float32, device=device)
+    trainer = trainer_of(config, model, objective, steps, layout, outputs=sample_scores, together=2)
 
     def export(path: Path) -> None:
         weights = trainer.gathered()
         if trainer.is_first:
-            save_reward_model(trainer.model.config, weights, dtype, tokenizer(), path)
+            save_reward_model(
+                trainer.model.config,
+                weights,
+                getattr(torch, config.model.dtype),
+                load_tokenizer(config.model.path),
+                path,
+            )
 
     return TrainedModel(trainer, lambda micro: objective(trainer.outputs(micro), micro), export)
 

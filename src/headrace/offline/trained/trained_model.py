@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from headrace.config import DPOConfig, RMConfig, SFTConfig
+from headrace.models.loading import load_tokenizer
 from headrace.models.packing import MicroBatch, PackRow, pack
+from headrace.training.layouts.ranks import Layout
 from headrace.training.merging import plain
-from headrace.training.protocol import LossTerms
+from headrace.training.protocol import Loss, LossTerms
 from headrace.training.sums import BatchSums
 from headrace.training.trainer import HFTrainer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +59,26 @@ class TrainedModel:
             return []
         found = self.trainer.logprobs(pack(rows)).cpu().numpy()
         return np.split(found, np.cumsum([len(row) for row in rows])[:-1])
+
+
+def trainer_of(
+    config: SFTConfig | RMConfig | DPOConfig,
+    model: PreTrainedModel,
+    loss: Loss,
+    steps: int,
+    layout: Layout,
+    **more: Any,
+) -> HFTrainer:
+    """Of `model` in float32, as the config has it; `steps`: of the whole run. `more`: see `HFTrainer`."""
+    return HFTrainer(
+        model,
+        config=config.trainer,
+        loss=loss,
+        total_steps=steps,
+        dtype=getattr(torch, config.model.dtype),
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        tokenizer=cache(partial(load_tokenizer, config.model.path)),
+        seed=config.seed,
+        layout=layout,
+        **more,
+    )
