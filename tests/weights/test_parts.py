@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -100,3 +101,16 @@ def test_a_writer_that_is_killed_leaves_the_version_before(tmp_path: Path) -> No
     manifest, received = receiver.receive()
     assert manifest.version == TWO
     assert all(tensor.eq(3.0).all() for tensor in received.values())
+
+
+def test_a_slot_that_is_ended_while_a_part_is_written_is_told(tmp_path: Path) -> None:
+    tensors = {"w": torch.ones(4)}
+    publisher = ShmPublisher(tmp_path)
+    told = opened(publisher, ONE, tensors)
+
+    def parts() -> Iterator[Part]:
+        yield Part("w", (0,), torch.ones(2))
+        publisher.end(build_manifest(ONE, tensors, checksums=False), None)
+
+    with pytest.raises(WeightError, match="publish again"):
+        PartWriter().write(told, parts())
