@@ -19,7 +19,7 @@ def test_a_batchs_worth_of_one_fault_is_enough_only_while_nothing_else_has_come(
     faults(drops, 7)
     drops.check(0, 0, 4)
     faults(drops, 1)
-    with pytest.raises(NothingToTrain, match="all of the first 8 groups were dropped .*KeyError"):
+    with pytest.raises(NothingToTrain, match=r"all of the first 8 groups were dropped .*KeyError"):
         drops.check(0, 0, 4)
     drops.kept()
     drops.check(0, 1, 4)
