@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from headrace.weights.manifest import build_manifest
 from headrace.weights.plane import Received, WeightError
 from headrace.weights.shm import ShmPublisher, ShmReceiver
+from headrace.weights.slots import Slot
 from headrace.weights.swap_check import check_tokens, make_check
 from headrace.weights.version import Version
 
@@ -98,6 +104,43 @@ def test_damage_is_told(tmp_path: Path) -> None:
     (tmp_path / "layout.json").write_text("{}")
     with pytest.raises(WeightError, match="is no manifest"):
         ShmReceiver(publisher.address).latest()
+
+
+def _received(receiver: ShmReceiver) -> tuple[int, list[float]]:
+    own = {"a": torch.zeros(3)}
+    return receiver.receive_into(own).version.number, own["a"].tolist()
+
+
+def _made(receiver: ShmReceiver) -> tuple[int, list[float]]:
+    return receiver.receive_as(lambda found: (found.manifest.version.number, found.tensors["a"].tolist()))
+
+
+@pytest.mark.parametrize("take", [_received, _made])
+def test_wherever_a_writer_goes_on_between_two_looks_nobody_takes_two_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, take: Callable[[ShmReceiver], tuple[int, list[float]]]
+) -> None:
+    """The writer comes back to the reader's slot just before the reader's look `first` at a generation, and has it
+    whole before the look `second`: all pairs."""
+    due = dict[int, list[Callable[[], object]]]()
+    looks, look = itertools.count(1), Slot.__dict__["generation"]
+
+    def looked(slot: Slot) -> int:
+        for step in due.get(next(looks), ()):
+            step()
+        return int(look.fget(slot))
+
+    monkeypatch.setattr(Slot, "generation", property(looked, look.fset))
+    three = build_manifest(Version(0, 3), {"a": torch.zeros(3)}, checksums=False)
+    for first, second in itertools.combinations_with_replacement(range(1, 12), 2):
+        due.clear()
+        publisher = ShmPublisher(Path(tempfile.mkdtemp(dir=tmp_path)))
+        publish(publisher, 1)
+        (slot, _), looks = publisher._slots, itertools.count(1)
+        a = slot.tensors["a"]
+        due[first] = [partial(publish, publisher, 2), partial(publisher.begin, three), partial(a[:1].fill_, 3)]
+        due.setdefault(second, []).extend((partial(a.fill_, 3), partial(publisher.end, three, None)))
+        number, values = take(publisher.receiver())
+        assert values == [number] * 3, (first, second)
 
 
 @pytest.mark.slow

@@ -111,9 +111,23 @@ class Slot:
     def has_check(self, value: bool) -> None:
         self._numbers[4] = value
 
-    @property
-    def is_whole(self) -> bool:
-        return self.generation > 0 and self.generation % 2 == 0
+    def whole(self) -> WholeSlot | None:
+        """It, if it has a version."""
+        generation = self.generation  # once: the next moment it may be another
+        return WholeSlot(self, generation, self.version) if generation > 0 and generation % 2 == 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class WholeSlot:
+    """A slot that was whole when its generation was read. What was taken from it is of this version only if it `stands`
+    afterwards."""
+
+    slot: Slot
+    generation: int
+    version: Version
+
+    def stands(self) -> bool:
+        return self.slot.generation == self.generation
 
 
 class SlotPublisher(WeightPublisher, ABC):
@@ -188,7 +202,8 @@ class SlotPublisher(WeightPublisher, ABC):
 
     def whole(self, version: Version) -> Slot | None:
         """The slot that has it."""
-        return next((slot for slot in self._slots if slot.is_whole and slot.version == version), None)
+        found = (slot.whole() for slot in self._slots)
+        return next((each.slot for each in found if each is not None and each.version == version), None)
 
     @abstractmethod
     def receiver(self) -> SlotReceiver: ...
@@ -241,25 +256,31 @@ class SlotReceiver(WeightReceiver, ABC):
         """Those in the folder. Raises OSError, ValueError, WeightError."""
 
     def latest(self) -> Version | None:
-        slot = self._newest()
-        return None if slot is None else slot.version
+        for _ in range(_TRIES):
+            newest = self._newest()
+            if newest is None:
+                return None
+            if newest[1].stands():
+                return newest[1].version
+        raise self._overtaken()
 
-    def whole(self) -> list[Slot]:
+    def whole(self) -> list[WholeSlot]:
         """Those that have a version, the newest one first."""
-        self._newest()
-        found = [] if self._opened is None else [slot for slot in self._opened.slots if slot.is_whole]
-        return sorted(found, key=lambda slot: slot.generation, reverse=True)
+        if self._opened is None:
+            self._opened = self._open()
+        found = [slot.whole() for slot in self._opened.slots] if self._opened is not None else []
+        return sorted(filter(None, found), key=lambda each: each.generation, reverse=True)
 
     def offer(self) -> WeightOffer | None:
         for _ in range(_TRIES):
-            slot = self._newest()
-            if slot is None or self._opened is None:
+            newest = self._newest()
+            if newest is None:
                 return None
-            generation, version = slot.generation, slot.version
-            check = self._check(slot, generation)
-            if slot.generation == generation:
-                manifest = replace(self._opened.layout, version=version)
-                return WeightOffer(version, self.transport, str(self._folder), manifest, check)
+            layout, whole = newest
+            check = self._check(whole)
+            if whole.stands():
+                manifest = replace(layout, version=whole.version)
+                return WeightOffer(whole.version, self.transport, str(self._folder), manifest, check)
         raise self._overtaken()
 
     def receive(self) -> tuple[Manifest, Mapping[str, torch.Tensor]]:
@@ -269,9 +290,10 @@ class SlotReceiver(WeightReceiver, ABC):
 
     def received(self) -> Received:
         """See `WeightReceiver.received`."""
-        if self._newest() is None or self._opened is None:
+        newest = self._newest()
+        if newest is None:
             raise self._nothing()
-        into = {name: torch.empty_like(tensor) for name, tensor in self._opened.slots[0].tensors.items()}
+        into = {name: torch.empty_like(tensor) for name, tensor in newest[1].slot.tensors.items()}
         manifest, check = self._receive_into(into)
         return Received(manifest, MappingProxyType(into), lasts=True, check=check)
 
@@ -280,21 +302,22 @@ class SlotReceiver(WeightReceiver, ABC):
         if not self.reads_in_place:
             return super().receive_as(make)
         for _ in range(_TRIES):
-            slot = self._newest()
-            if slot is None or self._opened is None:
+            newest = self._newest()
+            if newest is None:
                 raise self._nothing()
-            generation, manifest = slot.generation, replace(self._opened.layout, version=slot.version)
-            check = self._check(slot, generation)
-            if slot.generation != generation:
+            layout, whole = newest
+            manifest, tensors = replace(layout, version=whole.version), whole.slot.tensors
+            check = self._check(whole)
+            if not whole.stands():
                 continue
             try:
-                made = make(Received(manifest, MappingProxyType(slot.tensors), lasts=False, check=check))
+                made = make(Received(manifest, MappingProxyType(tensors), lasts=False, check=check))
             except WeightError:
-                if slot.generation == generation:
+                if whole.stands():
                     raise
                 continue  # it was of two versions
-            settle(slot.tensors.values())
-            if slot.generation == generation:
+            settle(tensors.values())
+            if whole.stands():
                 return made
         raise self._overtaken()
 
@@ -305,26 +328,26 @@ class SlotReceiver(WeightReceiver, ABC):
 
     def _receive_into(self, tensors: Mapping[str, torch.Tensor]) -> tuple[Manifest, SwapCheck | None]:
         for _ in range(_TRIES):
-            slot = self._newest()
-            if slot is None or self._opened is None:
+            newest = self._newest()
+            if newest is None:
                 raise self._nothing()
-            generation, version = slot.generation, slot.version
+            layout, whole = newest
+            slot = whole.slot
             for name, view in slot.tensors.items():
                 _check(name, view, tensors)
             copy_each((tensors[name], view) for name, view in slot.tensors.items())
             settle((*slot.tensors.values(), *tensors.values()))
-            check = self._check(slot, generation)
+            check = self._check(whole)
             told = slot.checksum
             arrived = told == NONE or told == _checksum(tensors[name] for name in slot.tensors)
-            if arrived and slot.generation == generation and slot.is_whole:
-                return replace(self._opened.layout, version=version), check
+            if arrived and whole.stands():
+                return replace(layout, version=whole.version), check
         raise self._overtaken()
 
-    def _newest(self) -> Slot | None:
-        if self._opened is None:
-            self._opened = self._open()
-        whole = [] if self._opened is None else [slot for slot in self._opened.slots if slot.is_whole]
-        return max(whole, key=lambda slot: slot.generation, default=None)
+    def _newest(self) -> tuple[Manifest, WholeSlot] | None:
+        """And the layout of its version."""
+        found = self.whole()
+        return (self._opened.layout, found[0]) if found and self._opened is not None else None
 
     def _open(self) -> _Opened | None:
         layout = self._folder / LAYOUT
@@ -336,16 +359,16 @@ class SlotReceiver(WeightReceiver, ABC):
         except (OSError, ValueError) as error:
             raise WeightError(f"{self._folder} cannot be read: {error}; start the publisher again") from error
 
-    def _check(self, slot: Slot, generation: int) -> SwapCheck | None:
-        """Of the slot as it is of this generation: who asks looks afterwards whether it still is."""
-        if not slot.has_check:
+    def _check(self, whole: WholeSlot) -> SwapCheck | None:
+        """None also where it does not stand any more: who asks looks afterwards whether it does."""
+        if not whole.slot.has_check:
             return None
         try:
-            return swap_check.from_json(_check_file(self._folder, generation).read_bytes())
+            return swap_check.from_json(_check_file(self._folder, whole.generation).read_bytes())
         except (OSError, ValueError) as error:
-            if slot.generation != generation:
+            if not whole.stands():
                 return None  # overtaken
-            raise WeightError(f"the swap check of {slot.version} cannot be read: {error}; publish again") from error
+            raise WeightError(f"the swap check of {whole.version} cannot be read: {error}; publish again") from error
 
     def _overtaken(self) -> WeightError:
         return WeightError(

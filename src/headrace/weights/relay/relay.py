@@ -75,24 +75,24 @@ class Relay:
         """What a trainer on this machine has published there."""
         source = self._source(address)
         offer = source.offer()
-        before = [slot.version for slot in source.whole() if offer is not None and slot.version < offer.version]
+        before = [whole.version for whole in source.whole() if offer is not None and whole.version < offer.version]
         return Found(offer, next(iter(before), None))
 
     def send(self, journey: Journey, address: str) -> Sent:
         """As the first of the chain. Raises PeerError."""
         version, line = journey.manifest.version, self._of_group()
         source = self._source(address)
-        there = {slot.version: (slot, slot.generation) for slot in source.whole()}
+        there = {whole.version: whole for whole in source.whole()}
         read = [there.get(each) for each in (version, journey.base) if each is not None]
         slots = [each for each in read if each is not None]
 
         def is_whole() -> bool:
-            return len(slots) == len(read) and all(slot.generation == was for slot, was in slots)
+            return len(slots) == len(read) and all(each.stands() for each in slots)
 
         if not is_whole():
             self.leave()  # whoever waits for it hears of it
             return Sent(0, 0, overtaken=True)
-        memory, base = slots[0][0].memory, slots[1][0].memory if len(slots) > 1 else None
+        memory, base = slots[0].slot.memory, slots[1].slot.memory if len(slots) > 1 else None
         try:
             parts = chain.buckets(memory, base, summed=journey.summed)
             sent, whole = chain.send(line, journey.order[1], parts, is_whole)
