@@ -27,6 +27,8 @@ from headrace.training.group import TrainerGroup
 from headrace.training.trainer import HFTrainer
 
 BATCHES = 3
+CLOSE = 1e-4
+"""The last bits of a token's log-prob depend on what is decoded beside it: an evaluation, what a stop left."""
 TURNS = {"engine__colocated": True}
 EVALUATED = {"evaluation__every": 1, "checkpoint__keep_best": "eval", "checkpoint__every": 1}
 PPO = {"algorithm__recipe": "ppo", "algorithm__kl__coefficient": 0.1, "reference__placement": "hybrid"}
@@ -54,9 +56,10 @@ def states(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def same(one: Path, other: Path) -> bool:
+    """But for a share of each tensor's largest value."""
     expected, found = states(one), states(other)
     assert expected.keys() == found.keys()
-    return all(torch.equal(expected[name], found[name]) for name in expected)
+    return all((found[name] - value).abs().max() <= CLOSE * value.abs().max() for name, value in expected.items())
 
 
 def watched(patch: pytest.MonkeyPatch) -> dict[str, int]:
