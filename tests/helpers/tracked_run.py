@@ -75,7 +75,8 @@ def make(home: Path) -> Tracked:
         {"type": "trackio", "project": "p"},
     ]
     track = [s for s in sections if s == "csv" or find_spec(s["type"]) is not None]
-    job, folder = make_job(home / "job", trainer__batches=BATCHES, track=track), home / "run"
+    given = {"trainer__batches": BATCHES, "checkpoint__background": False, "track": track}
+    job, folder = make_job(home / "job", **given), home / "run"
     kinds = [section if isinstance(section, str) else section["type"] for section in track]
     command = ["train", str(job), "--dir", str(folder)]
     run_killed(command, folder, after=KILLED_AFTER, trackers=kinds, home=home)
