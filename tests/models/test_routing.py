@@ -164,7 +164,7 @@ def test_samples_share_a_beginning_only_where_it_is_routed_alike() -> None:
     samples = [routed(row, first), routed(row, second), routed(row, first)]
     together = token_logprobs(lm, pack(samples)).split(12)
     for sample, found in zip(samples, together, strict=True):
-        torch.testing.assert_close(found, token_logprobs(lm, pack([sample])), rtol=0, atol=1e-6)
+        torch.testing.assert_close(found, token_logprobs(lm, pack([sample])), rtol=0, atol=1e-5)
     assert (together[0] - together[1]).abs().max() > 1e-3
 
 

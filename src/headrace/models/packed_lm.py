@@ -58,8 +58,8 @@ class PackedLM(nn.Module):
         self.shared: SharedPass | None = None
         """With whom a pass is shared; only where samples are kept apart by segments, and the output layer is plain."""
         self._before: Tensor | None = None
-        self.forward_kind, self.has_plain_head = self._probe()
         self._routed_layers = attach_routing(model)
+        self.forward_kind, self.has_plain_head = self._probe()
 
     @property
     def vocabulary(self) -> VocabularyShare | None:
@@ -163,31 +163,56 @@ class PackedLM(nn.Module):
             )
 
     def _run(
-        self, module: nn.Module, tokens: Tensor, positions: Tensor, lengths: list[int], kind: PackedForward
+        self,
+        module: nn.Module,
+        tokens: Tensor,
+        positions: Tensor,
+        lengths: list[int],
+        kind: PackedForward,
+        experts: Tensor | None = None,
     ) -> Tensor:
+        """Without sharing what samples have in common."""
+
+        def run(tokens: Tensor, experts: Tensor | None, **given: Any) -> Tensor:
+            if experts is not None:
+                given["routing"] = Replayed(experts)
+            found: Tensor = module(input_ids=tokens[None], use_cache=False, **given)[0][0]
+            return found
+
         if kind is PackedForward.SEPARATE:
-            return torch.cat([module(input_ids=part[None], use_cache=False)[0][0] for part in tokens.split(lengths)])
+            parts = [None] * len(lengths) if experts is None else experts.split(lengths)
+            return torch.cat([run(*each) for each in zip(tokens.split(lengths), parts, strict=True)])
         extra = {"segments": SegmentPlan.of(lengths, tokens.device)} if kind is PackedForward.SEGMENTS else {}
-        return module(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **extra)[0][0]
+        return run(tokens, experts, position_ids=positions[None], **extra)
 
     @torch.no_grad()
     def _probe(self) -> tuple[PackedForward, bool]:
         lengths = list(_PROBE_LENGTHS)
         tokens = torch.arange(1, 1 + sum(lengths), device=self.device) % self.model.config.get_text_config().vocab_size
         positions = torch.cat([torch.arange(length, device=self.device) for length in lengths])
-        logits = self._run(self.model, tokens, positions, lengths, PackedForward.SEPARATE)
+        experts = self._prescribed(tokens)
+        logits = self._run(self.model, tokens, positions, lengths, PackedForward.SEPARATE, experts)
         for kind in self._candidates():
             self._set_attention(kind)
             try:
-                if agree(self._run(self.model, tokens, positions, lengths, kind), logits):
+                if agree(self._run(self.model, tokens, positions, lengths, kind, experts), logits):
                     break
             except UnsupportedAttention:
                 continue
-        self.forward_kind = kind
-        hidden = self.hidden_states(tokens, positions, lengths, torch.arange(len(tokens), device=self.device))
+        hidden = self._run(self.model.base_model, tokens, positions, lengths, kind, experts)
         head = output_layer(self.model)
         width = getattr(head, "in_features", None) or getattr(head, "nx", None)
         return kind, head is not None and width == hidden.shape[-1] and agree(self.head(hidden), logits)
+
+    def _prescribed(self, tokens: Tensor) -> Tensor | None:
+        """Experts for a probe, [N, layers, k], where they can be told: two ways of computing round differently, and
+        routers that chose for themselves would choose others of experts that are as good as alike."""
+        if not self._routed_layers:
+            return None
+        text = self.model.config.get_text_config()
+        places = torch.arange(self._routed_layers * text.num_experts_per_tok, device=self.device)
+        found = (tokens[:, None] + places) % text.num_experts
+        return found.view(len(tokens), self._routed_layers, text.num_experts_per_tok)
 
     def _candidates(self) -> list[PackedForward]:
         model, config = self.model, self.model.config.get_text_config()

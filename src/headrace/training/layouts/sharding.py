@@ -106,7 +106,8 @@ def shard(
         )
     how: dict[str, Any] = {
         "mesh": mesh,
-        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        # What a pass is given, temperatures and what rotates positions among it, stays float32, as on one rank.
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False),
         "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
         "reshard_after_forward": not keeps_weights,
     }
