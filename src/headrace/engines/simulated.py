@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headrace.engines.own_pin import Pin
+from headrace.engines.held_version import Pin, Pins, is_to_take
+from headrace.engines.liveness import Liveness
 from headrace.engines.protocol import (
     EngineError,
     EngineStats,
@@ -30,7 +31,7 @@ from headrace.weights.version import INITIAL, Version
 
 _WEIGHTS_LANE = "weights"
 _DEADLINE_S = 3600.0
-"""Of waits for pins, and for sequences in flight."""
+"""Of waits for sequences in flight."""
 
 Watch = Callable[[str, object], None]
 """Told what an engine does: a word, and what of."""
@@ -134,9 +135,8 @@ class SimulatedEngine:
         self._interrupts = interrupts
         self._watch = watch
         self._version = version
-        self._failure: Exception | None = None
+        self._liveness = Liveness()
         self._task: asyncio.Task[None] | None = None
-        self._stopping = False
         self._clients: dict[str, _Sequence] = {}
         self._queue: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
@@ -150,9 +150,9 @@ class SimulatedEngine:
         self._sends_away = False
         self._sent_away = 0
         self._failed_once: set[int] = set()
-        self._pins = 0
-        self._changed = Signal()
         self._work = asyncio.Event()
+        self._changed = Signal()
+        self._pins = Pins(self._changed, self._work.set)
         self._generated = self._prefilled = self._steps = 0
         self._busy_s = self._stall_s = self._recompute_s = self._idle_s = 0.0
         self._idle_since: float | None = None
@@ -163,7 +163,7 @@ class SimulatedEngine:
 
     @property
     def failure(self) -> Exception | None:
-        return self._failure
+        return self._liveness.failure
 
     @property
     def slots(self) -> int:
@@ -180,18 +180,19 @@ class SimulatedEngine:
     async def start(self) -> None:
         if self._task is not None:
             raise EngineError("the engine was started already")
+        self._liveness.started = True
         self._task = self._runtime.spawn(self._serve(), "simulated engine")
 
     async def stop(self) -> None:
         if self._task is None:
             return
-        self._stopping = True
+        self._liveness.stopping = True
         self._work.set()
         await self._runtime.clock.wait_for(self._task, _DEADLINE_S, "the engine's last decode step")
         self._task = None
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
-        self._check_serves()
+        self._liveness.check()
         room = self._costs.max_context - len(request.prompt)
         if not len(request.prompt) or room <= 0:
             raise RequestError(f"request {request.request_id!r}: {len(request.prompt)} tokens have no place")
@@ -226,7 +227,7 @@ class SimulatedEngine:
         """See `Engine.update`. Raises WeightError for a version that fails, or is of a branch that was left."""
         clock = self._runtime.clock
         async with self._updating:
-            self._check_serves()
+            self._liveness.check()
             if not self._is_newer(receiver.latest()):
                 return None
             await self._let_go("replaced")
@@ -249,7 +250,7 @@ class SimulatedEngine:
             self._work.set()
             try:
                 await self._changed.wait_until(
-                    lambda: swap.report is not None or self._failure is not None or self._stopping,
+                    lambda: swap.report is not None or self._liveness.has_ended,
                     clock,
                     _DEADLINE_S,
                     lambda: f"{len(self._in_flight())} sequences in flight, to swap to {swap.version}",
@@ -257,34 +258,34 @@ class SimulatedEngine:
             finally:
                 self._swap = None
                 self._work.set()
-            self._check_serves()
+            self._liveness.check()
             return swap.report
 
     async def sleep(self, tags: Sequence[Tag], *, sends_away: bool = False) -> None:
         if sends_away:
-            self._check_serves()
+            self._liveness.check()
             self._sends_away = True
             self._work.set()
         async with self._updating:
-            self._check_serves()
+            self._liveness.check()
             await self._let_go("put to sleep")
             self._falling_asleep = tuple(tag for tag in tags if tag not in self._asleep)
             self._work.set()
             await self._changed.wait_until(
-                lambda: not self._falling_asleep or self._failure is not None or self._stopping,
+                lambda: not self._falling_asleep or self._liveness.has_ended,
                 self._runtime.clock,
                 _DEADLINE_S,
                 lambda: "the engine to sleep",
             )
-            self._check_serves()
+            self._liveness.check()
 
     async def wake(self, tags: Sequence[Tag]) -> None:
         async with self._updating:
-            self._check_serves()
+            self._liveness.check()
             if Tag.WEIGHTS in tags and Tag.WEIGHTS in self._asleep:
                 raise EngineError("its weights were dropped: update it")
             await self._runtime.clock.sleep(self._costs.sleep_s)
-            self._check_serves()
+            self._liveness.check()
             self._asleep = tuple(tag for tag in self._asleep if tag not in tags)
             self._sends_away = self._sends_away and bool(self._asleep)
             self._work.set()
@@ -292,18 +293,12 @@ class SimulatedEngine:
 
     async def _let_go(self, then: str) -> None:
         """Until no pin holds the version."""
-        await self._changed.wait_until(
-            lambda: self._pins == 0 or self._failure is not None,
-            self._runtime.clock,
-            _DEADLINE_S,
-            lambda: f"{self._pins} pins on version {self._version} to be released before it is {then}",
-        )
-        self._check_serves()
+        await self._pins.all_released(self._runtime.clock, self._version, then, lambda: self._liveness.is_dead)
+        self._liveness.check()
 
     def pin(self) -> Pin:
-        self._check_serves()
-        self._pins += 1
-        return Pin(self.version, self._release_pin)
+        self._liveness.check()
+        return self._pins.pin(self._version)
 
     def stats(self) -> EngineStats:
         idle = 0.0 if self._idle_since is None else self._runtime.clock.now() - self._idle_since
@@ -320,15 +315,9 @@ class SimulatedEngine:
             sent_away_tokens=self._sent_away,
         )
 
-    def _check_serves(self) -> None:
-        if self._failure is not None:
-            raise EngineError(f"the engine died: {self._failure}") from self._failure
-        if self._task is None or self._stopping:
-            raise EngineError("the engine is not running: start it first, and ask nothing of it after stop")
-
     async def _serve(self) -> None:
         try:
-            while not self._stopping:
+            while not self._liveness.stopping:
                 self._work.clear()
                 self._end_aborted()
                 if self._sends_away:
@@ -357,7 +346,7 @@ class SimulatedEngine:
 
     def _fail(self, error: Exception) -> None:
         self._watch("died", str(error))
-        self._failure = error
+        self._liveness.failure = error
         for sequence in self._clients.values():
             sequence.chunks.put_nowait(error)
 
@@ -535,13 +524,5 @@ class SimulatedEngine:
             self._idle_since = None
 
     def _is_newer(self, offered: Version | None) -> bool:
-        if offered is None or (offered == self._version and Tag.WEIGHTS not in self._asleep):
-            return False
-        if offered < self._version:
-            raise WeightError(f"publication {offered} is older than {self._version}, which the engine holds")
-        return True
-
-    def _release_pin(self) -> None:
-        self._pins -= 1
-        self._work.set()
-        self._changed.notify()
+        """Raises WeightError."""
+        return is_to_take(offered, self._version, anew=Tag.WEIGHTS in self._asleep)

@@ -13,7 +13,8 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from headrace.engines.own_pin import Pin
+from headrace.engines.held_version import Pin, Pins, is_to_take
+from headrace.engines.liveness import Liveness
 from headrace.engines.protocol import (
     EngineError,
     EngineStats,
@@ -38,7 +39,7 @@ from headrace.weights.version import INITIAL, Version
 
 T = TypeVar("T")
 
-_PIN_S = _DRAIN_S = 3600.0
+_DRAIN_S = 3600.0
 _READ_S = 10.0
 """In which what a paused server has sampled must have come."""
 _LOOK_S = 0.01
@@ -83,9 +84,7 @@ class ServerEngine:
         self._services = services
         self._version = version
         self._died = died
-        self._failure: Exception | None = None
-        self._started = False
-        self._stopping = False
+        self._liveness = Liveness()
         self._swapping = False
         """Requests wait."""
         self._rests = not holds
@@ -98,8 +97,8 @@ class ServerEngine:
         self._at_work: asyncio.Task[Any] | None = None
         """What an update awaits of the server."""
         self._watching: asyncio.Task[None] | None = None
-        self._pins = 0
         self._changed = Signal()
+        self._pins = Pins(self._changed)
         self._read = 0
         """Tokens that came since the server was met."""
         self._read_before: int | None = None
@@ -114,7 +113,7 @@ class ServerEngine:
 
     @property
     def failure(self) -> Exception | None:
-        return self._failure
+        return self._liveness.failure
 
     @property
     def rests(self) -> bool:
@@ -128,7 +127,7 @@ class ServerEngine:
         """The server is up, and has been met. Raises EngineError."""
         self._read_before = await self.dialect.sampled()
         self._since = self._services.clock.now()
-        self._started = True
+        self._liveness.started = True
         self._watching = self._services.spawn(self._watch(), "the server's health")
 
     async def _watch(self) -> None:
@@ -140,7 +139,7 @@ class ServerEngine:
 
     async def stop(self) -> None:
         """See `Engine.stop`. The server goes on."""
-        self._stopping = True
+        self._liveness.stopping = True
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -155,7 +154,7 @@ class ServerEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         """See `Engine.generate`."""
-        self._serving()
+        self._liveness.check()
         check_request(request, self._limits.vocab_size, self._limits.max_context)
         await self._may_begin(request)
         if request.request_id in self._requests:
@@ -199,18 +198,13 @@ class ServerEngine:
     async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
         """See `Engine.update`. Raises WeightError, EngineError; from then on nothing is sampled until it succeeds."""
         async with self._updating:
-            self._serving()
+            self._liveness.check()
             offer = receiver.offer()
-            if offer is None or not self._is_newer(offer.version):
+            if offer is None or not is_to_take(offer.version, self._version, anew=self._rests):
                 return None
             clock = self._services.clock
-            await self._changed.wait_until(
-                lambda: self._pins == 0 or self._failure is not None,
-                clock,
-                _PIN_S,
-                lambda: f"{self._pins} pins on version {self.version} to be released before it is replaced",
-            )
-            self._serving()
+            await self._pins.all_released(clock, self._version, "replaced", lambda: self._liveness.is_dead)
+            self._liveness.check()
             self._swapping = True
             try:
                 interrupted = await self._unless_dead(self._rest(mode, offer.version))
@@ -237,9 +231,8 @@ class ServerEngine:
         """See `sleep`: it is awake."""
 
     def pin(self) -> Pin:
-        self._serving()
-        self._pins += 1
-        return Pin(self._version, self._release_pin)
+        self._liveness.check()
+        return self._pins.pin(self._version)
 
     def kill(self, reason: str) -> None:
         """Serve nothing more, as if the server had ended by `reason`."""
@@ -247,10 +240,10 @@ class ServerEngine:
 
     def fail(self, error: Exception) -> None:
         """It is dead: nobody may wait for it, and who does is told so. What came before is handed out."""
-        if self._failure is None and not self._stopping:
+        if not self._liveness.has_ended:
             self._note_load()
             self._died()
-            self._failure = error
+            self._liveness.failure = error
             if self._at_work is not None:
                 self._at_work.cancel()
             for name, answer in self._requests.items():
@@ -276,8 +269,8 @@ class ServerEngine:
 
         def may() -> bool:
             if self._swapping or self._rests or len(self._requests) >= self._window.size:
-                return self._ended
-            return floor is None or self._version.serves(floor) or self._ended
+                return self._liveness.has_ended
+            return floor is None or self._version.serves(floor) or self._liveness.has_ended
 
         self._waiting += 1
         try:
@@ -286,7 +279,7 @@ class ServerEngine:
             raise EngineError(f"request {request.request_id}: {late}") from late
         finally:
             self._waiting -= 1
-        self._serving()
+        self._liveness.check()
 
     async def _pump(self, mine: Answer) -> None:
         """Read what comes of one request, to its end."""
@@ -335,7 +328,7 @@ class ServerEngine:
         except asyncio.CancelledError:
             own = asyncio.current_task()
             if own is None or not own.cancelling():
-                self._serving()
+                self._liveness.check()
             raise
         finally:
             self._at_work = None
@@ -360,7 +353,7 @@ class ServerEngine:
                 await self._until_ended()
                 await self._count_anew()
         except BaseException:
-            if not self._rests and self._failure is None:
+            if not self._rests and not self._liveness.is_dead:
                 with suppress(EngineError):
                     await self.dialect.resume()
             raise
@@ -382,7 +375,7 @@ class ServerEngine:
                 return offer.version
             except (WeightError, EngineError):
                 newest = receiver.offer()
-                if left == 0 or self._failure is not None or newest is None or newest.version == offer.version:
+                if left == 0 or self._liveness.is_dead or newest is None or newest.version == offer.version:
                     raise
                 offer = newest
             finally:
@@ -413,7 +406,7 @@ class ServerEngine:
 
     async def _take_back(self) -> None:
         """Let nobody have what was sampled under weights that are refused: what is in flight ends."""
-        if self._failure is None:
+        if not self._liveness.is_dead:
             with suppress(EngineError):
                 await self.dialect.pause(SwapMode.RECOMPUTE)
                 if self.dialect.retracts:
@@ -445,8 +438,10 @@ class ServerEngine:
         end = clock.now() + _READ_S
         while self._requests:
             with suppress(WaitTimeout):
-                await self._changed.wait_until(lambda: not self._requests or self._ended, clock, _HELD_S, str)
-            self._serving()
+                await self._changed.wait_until(
+                    lambda: not self._requests or self._liveness.has_ended, clock, _HELD_S, str
+                )
+            self._liveness.check()
             if not self._requests:
                 return
             if clock.now() >= end:
@@ -458,14 +453,14 @@ class ServerEngine:
     async def _until_none(self, seconds: float, why: str) -> None:
         try:
             await self._changed.wait_until(
-                lambda: not self._requests or self._ended,
+                lambda: not self._requests or self._liveness.has_ended,
                 self._services.clock,
                 seconds,
                 lambda: f"{len(self._requests)} requests in flight {why}",
             )
         except WaitTimeout as late:
             raise EngineError(str(late)) from late
-        self._serving()
+        self._liveness.check()
 
     def _release(self) -> None:
         """What was held, of requests too that ended meanwhile."""
@@ -477,35 +472,11 @@ class ServerEngine:
         for name in [name for name, answer in self._requests.items() if answer.is_read]:
             self._leave(name)
 
-    @property
-    def _ended(self) -> bool:
-        return self._failure is not None or self._stopping
-
-    def _serving(self) -> None:
-        """Raises EngineError if it does not serve."""
-        if self._failure is not None:
-            raise EngineError(f"the engine died: {self._failure}") from self._failure
-        if not self._started or self._stopping:
-            raise EngineError("the engine is not running: start it first, and ask nothing of it after stop")
-
     def _note_load(self) -> None:
         now = self._services.clock.now()
-        if self._started and self._failure is None:
+        if self._liveness.started and not self._liveness.is_dead:
             if self._requests:
                 self._busy_s += now - self._since
             else:
                 self._idle_s += now - self._since
         self._since = now
-
-    def _is_newer(self, offered: Version) -> bool:
-        if offered == self._version and not self._rests:
-            return False
-        if offered < self._version:
-            raise WeightError(
-                f"publication {offered} is older than {self._version}, which the engine holds; publish a newer one"
-            )
-        return True
-
-    def _release_pin(self) -> None:
-        self._pins -= 1
-        self._changed.notify()
