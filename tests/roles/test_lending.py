@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from headrace.engines.completions import Asked, complete
-from headrace.engines.pool import EnginePool, Place
+from headrace.engines.place import Place
+from headrace.engines.pool import EnginePool
 from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import EngineError, FinishReason, GenerateRequest, SamplingParams, Tag
 from headrace.engines.simulated import SimulatedEngine
