@@ -30,7 +30,8 @@ from benchmarks.machine import save
 from headrace.experience.columns import SAMPLE_COLUMNS, FinishedGroup
 from headrace.experience.flow import Admission, Flow
 from headrace.experience.header import GroupHeader, SampleHeader, Span
-from headrace.experience.index import Consumer, Sampler
+from headrace.experience.index import Sampler
+from headrace.experience.leases import Consumer
 from headrace.experience.loader import StreamingLoader, row_length
 from headrace.experience.prompts.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
 from headrace.experience.sample import SampleStatus

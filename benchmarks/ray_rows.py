@@ -27,7 +27,7 @@ from benchmarks.machine import save, spread
 from benchmarks.row_workers import RowSpec, RowWorker
 from headrace.controller.building.ray_head import RayHead
 from headrace.experience.header import SampleHeader
-from headrace.experience.index import Consumer, Lease
+from headrace.experience.leases import Consumer, Lease
 from headrace.experience.sample import GroupKey, SampleStatus
 from headrace.experience.samplers import whole_groups
 from headrace.experience.table import ExperienceTable

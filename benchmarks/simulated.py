@@ -14,8 +14,8 @@ from headrace.config import TrainConfig
 from headrace.controller.simulation.machine import DiskCosts
 from headrace.controller.simulation.outside import Costs
 from headrace.controller.simulation.simulated_run import Outcome, simulate
-from headrace.engines.simulated import EngineCosts
 from headrace.engines.simulated_answers import Answers
+from headrace.engines.simulated_costs import EngineCosts
 from headrace.rewards.simulated import RewardCosts
 from headrace.training.simulated import TrainerCosts
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.machine import save, spread
 from headrace.experience.header import SampleHeader
-from headrace.experience.index import Consumer
+from headrace.experience.leases import Consumer
 from headrace.experience.sample import GroupKey, SampleStatus
 from headrace.experience.samplers import token_budget, whole_groups
 from headrace.experience.table import ExperienceTable

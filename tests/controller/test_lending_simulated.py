@@ -10,8 +10,8 @@ from simulated_jobs import check, job, trained_groups
 from headrace.controller.simulation.hazards import TrainingFaults
 from headrace.controller.simulation.outside import Costs
 from headrace.controller.simulation.simulated_run import FOLDER, Faults, Outcome, simulate
-from headrace.engines.simulated import EngineCosts, EngineFaults
 from headrace.engines.simulated_answers import Answers
+from headrace.engines.simulated_costs import EngineCosts, EngineFaults
 from headrace.store import RunReader
 
 LENT = {"engine__lent": 1}

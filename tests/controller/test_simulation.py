@@ -15,8 +15,8 @@ from headrace.controller.simulation.machine import DiskFaults
 from headrace.controller.simulation.outside import Costs
 from headrace.controller.simulation.simulated_rollouts import RolloutFaults
 from headrace.controller.simulation.simulated_run import Faults, Outcome, simulate
-from headrace.engines.simulated import EngineFaults
 from headrace.engines.simulated_answers import Answers
+from headrace.engines.simulated_costs import EngineFaults
 from headrace.experience.sample import GroupKey
 from headrace.store import RunReader
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.engines.completions import Asked, Completion, GenerationAborted, NotServed, complete
-from headrace.engines.pool import EnginePool, Place
+from headrace.engines.place import Place
+from headrace.engines.pool import EnginePool
 from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import (
     EngineError,

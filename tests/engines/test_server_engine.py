@@ -497,3 +497,13 @@ def test_one_that_holds_no_version_serves_nobody_before_its_first() -> None:
         await engine.stop()
 
     run_virtually(main)
+
+
+def test_seconds_before_a_request_are_idle_and_those_until_its_end_busy() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        await runtime.clock.sleep(3.0)
+        await read(engine, request(tokens=5))
+        stats = engine.stats()
+        assert (stats.idle_s, stats.busy_s) == (pytest.approx(3.0), pytest.approx(5 * STEP_S))
+
+    on(test)

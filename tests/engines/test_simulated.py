@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from headrace.engines.protocol import EngineError, FinishReason, GenerateRequest, SamplingParams, SwapMode, TokenChunk
-from headrace.engines.simulated import EngineCosts, EngineFaults, SimulatedEngine
+from headrace.engines.simulated import SimulatedEngine
 from headrace.engines.simulated_answers import Answers
+from headrace.engines.simulated_costs import EngineCosts, EngineFaults
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.version import INITIAL, Version

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.experience.drops import NothingToTrain
 from headrace.experience.flow import Admission, Flow
-from headrace.experience.index import Consumer
+from headrace.experience.leases import Consumer
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.prompts.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
 from headrace.experience.records.group_journal import GroupJournal

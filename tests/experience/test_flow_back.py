@@ -11,7 +11,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from headrace.experience.flow import Admission, Flow
-from headrace.experience.index import Consumer
+from headrace.experience.leases import Consumer
 from headrace.experience.prompts.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
 from headrace.experience.records.group_journal import GroupJournal
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.experience.columns import OnChosenTokens, group_of, put_samples, read, rewarded
 from headrace.experience.header import GroupHeader, Span, header_of, mask_of, spans_of
-from headrace.experience.index import Row
+from headrace.experience.leases import Row
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.runtime.refs import InlineRefs, RefLost
 

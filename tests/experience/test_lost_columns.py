@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from table_rows import new_row
 
-from headrace.experience.index import Consumer, Lease, StaleLease, TableError, TableIndex
+from headrace.experience.index import TableIndex
+from headrace.experience.leases import Consumer, Lease, StaleLease, TableError
 from headrace.experience.sample import GroupKey
 from headrace.experience.samplers import whole_groups
 from headrace.experience.table import ExperienceTable

@@ -11,7 +11,7 @@ import numpy as np
 from headrace.experience.columns import FinishedGroup, put_samples
 from headrace.experience.flow import Admission, Flow
 from headrace.experience.header import header_of
-from headrace.experience.index import Consumer
+from headrace.experience.leases import Consumer
 from headrace.experience.prompts.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
 from headrace.experience.prompts.pass_rates import PassRates
 from headrace.experience.prompts.prompt_order import MixedOrder, PassRateOrder

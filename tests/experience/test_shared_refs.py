@@ -9,7 +9,7 @@ from table_rows import new_row
 
 from headrace.experience.columns import FinishedGroup
 from headrace.experience.header import GroupHeader
-from headrace.experience.index import Consumer, StaleLease
+from headrace.experience.leases import Consumer, StaleLease
 from headrace.experience.sample import GroupKey
 from headrace.experience.samplers import whole_groups
 from headrace.experience.table import ExperienceTable, Lease

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from table_rows import new_row
 
-from headrace.experience.index import Consumer, NewRow, StaleLease, TableError, TableIndex
+from headrace.experience.index import TableIndex
+from headrace.experience.leases import Consumer, NewRow, StaleLease, TableError
 from headrace.experience.sample import GroupKey
 from headrace.experience.samplers import token_budget, whole_groups
 from headrace.experience.table import ExperienceTable

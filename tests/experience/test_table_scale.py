@@ -20,7 +20,8 @@ from table_rows import new_row
 
 from headrace.experience import samplers
 from headrace.experience.flow import Admission, Flow
-from headrace.experience.index import Consumer, Lease, NewRow, Sampler, TableError, TableIndex
+from headrace.experience.index import Sampler, TableIndex
+from headrace.experience.leases import Consumer, Lease, NewRow, TableError
 from headrace.experience.loader import StreamingLoader, row_length
 from headrace.experience.prompts.dataset import Prompt, PromptDataset, PromptOrder, PromptSource
 from headrace.experience.records.group_journal import GroupJournal

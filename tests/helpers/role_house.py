@@ -13,7 +13,7 @@ from table_rows import header
 from headrace.experience.columns import FinishedGroup, read
 from headrace.experience.flow import TrainedBatch
 from headrace.experience.header import GroupHeader
-from headrace.experience.index import Consumer, Row, RowId
+from headrace.experience.leases import Consumer, Row, RowId
 from headrace.experience.sample import GroupKey
 from headrace.experience.table import ExperienceTable
 from headrace.observe.waits import WaitMeter

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from headrace.engines.admission import AnyLine
-from headrace.engines.pool import Place
+from headrace.engines.place import Place
 from headrace.engines.pool_state import UP, EngineState, EngineView
 from headrace.observe.spent import Activity
 from headrace.observe.waits import WaitMeter

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.experience.index import Consumer, Lease, NewRow, Row, RowId, StaleLease, TableError
+from headrace.experience.leases import Consumer, Lease, NewRow, Row, RowId, StaleLease, TableError
 from headrace.experience.sample import GroupKey
 
 PlainSampler = Callable[[Mapping[RowId, Row]], Sequence[RowId]]

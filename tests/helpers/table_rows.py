@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from headrace.experience.header import SampleHeader, Span
-from headrace.experience.index import NewRow, Row
+from headrace.experience.leases import NewRow, Row
 from headrace.experience.sample import GroupKey, SampleStatus
 
 KEY = GroupKey(0, 0, 0)

@@ -16,7 +16,7 @@ from table_rows import header
 from headrace.experience.columns import FinishedGroup
 from headrace.experience.flow import TrainedBatch
 from headrace.experience.header import GroupHeader
-from headrace.experience.index import Consumer, Lease, RowId
+from headrace.experience.leases import Consumer, Lease, RowId
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.sample import GroupKey
 from headrace.experience.table import ExperienceTable

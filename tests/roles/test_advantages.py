@@ -6,7 +6,7 @@ import numpy as np
 from table_rows import row as table_row
 
 from headrace.algorithms.estimate import Compared
-from headrace.experience.index import Row
+from headrace.experience.leases import Row
 from headrace.roles.columns import token_advantages
 
 READS = ("reward", "keep", "tokens", "loss_mask", "logprobs")

@@ -8,7 +8,7 @@ import pytest
 from table_rows import row as table_row
 
 from headrace.experience.header import Span, mask_of
-from headrace.experience.index import Row
+from headrace.experience.leases import Row
 from headrace.experience.sample import GroupKey, SampleStatus
 from headrace.roles.actors.batch_stats import BatchStats, FreshRule, StalenessRule
 from headrace.training.rows.spans import StalenessError, check_spans

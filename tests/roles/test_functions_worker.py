@@ -17,7 +17,7 @@ from headrace.algorithms.pieces import PieceError
 from headrace.config.algorithm import KLConfig
 from headrace.experience.columns import SAMPLE_COLUMNS, FinishedGroup, read
 from headrace.experience.header import GroupHeader
-from headrace.experience.index import Consumer, Lease
+from headrace.experience.leases import Consumer, Lease
 from headrace.experience.records.codec import encode_group
 from headrace.experience.records.restored_refs import RestoredRefs
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus

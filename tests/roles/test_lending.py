@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from headrace.engines.completions import Asked, complete
-from headrace.engines.pool import EnginePool, Place
+from headrace.engines.place import Place
+from headrace.engines.pool import EnginePool
 from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import EngineError, FinishReason, GenerateRequest, SamplingParams, Tag
-from headrace.engines.simulated import EngineCosts, EngineFaults, SimulatedEngine
+from headrace.engines.simulated import SimulatedEngine
+from headrace.engines.simulated_costs import EngineCosts, EngineFaults
 from headrace.observe.waits import WaitMeter
 from headrace.roles import lending
 from headrace.roles.context import RoleContext

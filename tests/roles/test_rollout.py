@@ -14,7 +14,7 @@ from role_pool import Pool, Scene, play
 from table_rows import header
 
 from headrace.engines.completions import NotServed
-from headrace.engines.pool import Place
+from headrace.engines.place import Place
 from headrace.engines.protocol import EngineError
 from headrace.experience.flow import Admission
 from headrace.experience.header import GroupHeader

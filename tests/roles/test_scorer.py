@@ -11,7 +11,7 @@ from table_rows import new_row
 from torch import Tensor
 
 from headrace.experience.columns import read
-from headrace.experience.index import Consumer
+from headrace.experience.leases import Consumer
 from headrace.experience.sample import GroupKey
 from headrace.experience.table import ExperienceTable
 from headrace.models.packing import MicroBatch

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.algorithms.kept_sets import joined as joined_sets
 from headrace.engines.member import Member
-from headrace.engines.pool import EnginePool, Place
+from headrace.engines.place import Place
+from headrace.engines.pool import EnginePool
 from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import EngineError, FinishReason, GenerateRequest, SamplingParams, TokenChunk
 from headrace.runtime.off_loop import off_loop

@@ -19,6 +19,8 @@ from headrace.runtime.together import together
 Kill = Callable[[int, str], Awaitable[None]]
 """Ends what computes as the engine of this index, at once, for a reason."""
 _MOVES = (EngineState.STARTING, EngineState.SWAPPING)
+_LONG_S = 3600.0
+"""Of one move; the deadline of putting an engine to sleep is shorter."""
 
 
 class Pool(Protocol):
@@ -114,7 +116,3 @@ class LentEngines:
             pool.look()
             if not member.is_up or len(member.engine.asleep) == len(Tag):
                 return
-
-
-_LONG_S = 3600.0
-"""The deadline of the whole is shorter."""

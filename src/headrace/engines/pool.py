@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from headrace.engines.absent import AbsentEngine
 from headrace.engines.admission import AnyLine, Line, admit, admit_spread, route, to_pin
+from headrace.engines.downtime import Downtime
 from headrace.engines.lent import Kill, LentEngines
 from headrace.engines.member import Member, Revive, summed
+from headrace.engines.pinned_engines import PinnedEngines
+from headrace.engines.place import Place, RequestLoad
 from headrace.engines.pool_state import EngineState, EngineView
-from headrace.engines.protocol import Engine, EngineError, EngineStats, PinnedVersion, SwapMode, SwapReport, Tag
+from headrace.engines.protocol import Engine, EngineError, EngineStats, SwapMode, SwapReport, Tag
 from headrace.runtime.patience import StandStill, standing_with
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.signal import Signal
@@ -24,24 +26,6 @@ from headrace.weights.version import INITIAL, Version
 Spread = Literal["group", "episode"]
 Tell = Callable[[str, dict[str, Any]], None]
 """Writes an event of a kind to the run's record."""
-
-
-@dataclass(slots=True, eq=False)
-class Place:
-    """Where a group, an episode or an evaluation is generated. Chosen when it is admitted; it travels with it."""
-
-    version: Version
-    """That it began on: no engine serves it with an older one of the line."""
-    home: int | None = None
-    """Index of its engine; None until its first request, where each episode has an engine of its own."""
-    only: tuple[int, ...] = ()
-    """No other engine may serve it, if any are named."""
-    left: int = 0
-    """Of the tokens that it is reckoned with, those still to come: its share of its engine's load."""
-
-    def of_episode(self) -> Place:
-        """Of one episode of the group: its own, where each goes to an engine of its own."""
-        return self if self.home is not None or self.only else Place(self.version)
 
 
 class Hires(Protocol):
@@ -83,8 +67,9 @@ class EnginePool:
         self.handles = tuple(handles)
         self._revive = revive
         self.hires: Hires | None = None
-        self.seat: Seat | None = None
         """How there come to be more engines, or fewer; None: there cannot."""
+        self.seat: Seat | None = None
+        """Asked of each engine that was made anew; None: nobody is."""
         self.judge = judge
         self._attached = attached
         self.name = "the engine" if judge is None else f"the engine of judge {judge}"
@@ -105,10 +90,9 @@ class EnginePool:
         """Notified when an engine dies, comes back or takes a version, and when a pin is released."""
         self.tell: Tell = lambda kind, data: None
         self._untold: list[tuple[str, dict[str, Any]]] = []
-        self.outage = StandStill(clock)
-        """The seconds in which a request waited for an engine that may serve it, or none served at all."""
-        self._is_out = False
-        self._down_since: float | None = None
+        self._downtime = Downtime(clock)
+        self.outage = self._downtime.outage
+        """See `Downtime.outage`."""
         self._last = INITIAL
         self.sleeps = False
         """Its engines are asleep, or on their way there, until it is to `rise`: nobody has them take weights, or brings
@@ -165,7 +149,7 @@ class EnginePool:
     def down_s(self) -> float | None:
         """Seconds since an engine last served; None while one does."""
         self.look()
-        return None if self._down_since is None else self.clock.now() - self._down_since
+        return self._downtime.seconds
 
     @property
     def serves_line(self) -> bool:
@@ -235,28 +219,17 @@ class EnginePool:
     ) -> Iterator[Callable[[int], None]]:
         """A request for so many tokens is at `member`; what is yielded is told of the tokens that came. While nothing
         is heard of the engine, the clocks `still` stand, as they do once it has died."""
-        own = place is None or place.home != member.index or place.left <= 0
-        owed = tokens if own else 0
-        member.outstanding += owed
+        load, quiet = RequestLoad(member, place, tokens), member.engine.quiet
 
         def came(count: int) -> None:
-            nonlocal owed
             member.proven()
-            if own:
-                paid = min(count, owed)
-                owed -= paid
-                member.outstanding -= paid
-            elif place is not None:
-                paid = min(count, place.left)
-                place.left -= paid
-                member.outstanding -= paid
+            load.came(count)
 
-        quiet = member.engine.quiet
         with nullcontext() if quiet is None else standing_with(quiet, (self.outage, *still)):
             try:
                 yield came
             finally:
-                member.outstanding -= owed
+                load.end()
 
     def pin(self, count: int = 1) -> PinnedEngines:
         """Hold the newest version on at most so many engines until released; never on all, unless only one serves.
@@ -264,7 +237,7 @@ class EnginePool:
         indices = to_pin(self.views(), self.line, count)
         if not indices:
             raise EngineError("no engine serves that could be pinned")
-        return PinnedEngines(self, indices)
+        return PinnedEngines([self.members[index] for index in indices], self.look, self.changed)
 
     def newest(self) -> Place:
         """One engine with the newest version, for what is to be asked of one. Raises EngineError if none serves."""
@@ -435,16 +408,7 @@ class EnginePool:
             self.members[place.home].outstanding += tokens
 
     def _count_outage(self) -> None:
-        serves = any(member.serves for member in self.members)
-        if not serves and not self._is_out:
-            self.outage.begin()
-        elif serves and self._is_out:
-            self.outage.end()
-        self._is_out = not serves
-        if serves or self.sleeps:  # those that are to sleep, nobody misses
-            self._down_since = None
-        elif self._down_since is None:
-            self._down_since = self.clock.now()
+        self._downtime.count(serves=any(member.serves for member in self.members), sleeps=self.sleeps)
 
 
 async def started(engine: Engine, receiver: WeightReceiver | None, *, attached: bool = False) -> None:
@@ -454,36 +418,3 @@ async def started(engine: Engine, receiver: WeightReceiver | None, *, attached: 
     latest = None if receiver is None else receiver.latest()
     if receiver is not None and latest is not None and (latest != INITIAL or attached):
         await engine.update(receiver, SwapMode.RECOMPUTE)
-
-
-class PinnedEngines:
-    """Engines that an evaluation holds at one version."""
-
-    def __init__(self, pool: EnginePool, indices: Sequence[int]) -> None:
-        self._pool = pool
-        self._members = [pool.members[index] for index in indices]
-        self._engines = [member.engine for member in self._members]
-        self._held: list[PinnedVersion] = [engine.pin() for engine in self._engines]
-        self._pins = list(self._held)
-        for member in self._members:
-            member.pins += 1
-        self.version = self._pins[0].version
-        self.place = Place(self.version, only=tuple(indices))
-
-    @property
-    def is_lost(self) -> bool:
-        """None of them lives any more."""
-        self._pool.look()
-        return all(
-            member.engine is not engine or engine.failure is not None or pin.is_lost
-            for member, engine, pin in zip(self._members, self._engines, self._held, strict=True)
-        )
-
-    def release(self) -> None:
-        """Idempotent."""
-        pins, self._pins = self._pins, []
-        for pin, member in zip(pins, self._members, strict=False):
-            member.pins -= 1
-            pin.release()
-        if pins:
-            self._pool.changed.notify()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Protocol, cast
 
 from headrace.config import ConfigError
+from headrace.engines.liveness import Liveness
 from headrace.engines.member import NO_STATS
 from headrace.engines.protocol import (
     Engine,
@@ -87,7 +88,7 @@ class RemoteEngine:
         """As it was told last."""
         self.quiet: StandStill = StandStill(services.clock)
         """See `Engine.quiet`."""
-        self._failure: Exception | None = None
+        self._liveness = Liveness()
         self._requests: dict[str, asyncio.Queue[TokenChunk | RequestFailed]] = {}
         self._to_submit: list[GenerateRequest] = []
         self._to_abort: list[str] = []
@@ -95,7 +96,6 @@ class RemoteEngine:
         self._tasks: list[asyncio.Task[None]] = []
         self._open = asyncio.Event()
         """The stream of outputs is there, or will not be."""
-        self._stopping = False
 
     @property
     def version(self) -> Version:
@@ -104,7 +104,7 @@ class RemoteEngine:
 
     @property
     def failure(self) -> Exception | None:
-        return self._failure
+        return self._liveness.failure
 
     @property
     def rests(self) -> bool:
@@ -141,14 +141,14 @@ class RemoteEngine:
             self._services.spawn(self._read_statuses(), "states of an engine"),
             *([self._services.spawn(self._listen(), "silence of an engine")] if self._peer.here is None else []),
         ]
+        self._liveness.started = True
         await self._services.clock.wait_for(self._open.wait(), _START_S, "the engine's outputs")
-        if self._failure is not None:
-            raise EngineError(f"the engine died: {self._failure}") from self._failure
+        self._liveness.check_alive()
 
     async def detach(self) -> None:
         """Ask nothing more; the engine serves on for others."""
         self._note_last()
-        self._stopping = True
+        self._liveness.stopping = True
         self._is_heard()
         self._end_requests("the client has left it")
         tasks, self._tasks = self._tasks, []
@@ -161,8 +161,8 @@ class RemoteEngine:
     async def stop(self) -> None:
         """See `Engine.stop`. Of one that is lost, nothing is asked."""
         self._note_last()
-        self._stopping = True
-        if self._failure is None and self._tasks:
+        self._liveness.stopping = True
+        if self._tasks and not self._liveness.is_dead:
             with suppress(EngineError):
                 self._hear(await self._call("stop", what="the engine to stop", seconds=_STOP_S))
         await self.detach()
@@ -173,7 +173,7 @@ class RemoteEngine:
         return self._asked(request) if here is None else self._asked_here(here, request)
 
     async def _asked(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
-        self._serving()
+        self._liveness.check()
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is in use; give each request its own")
         chunks: asyncio.Queue[TokenChunk | RequestFailed] = asyncio.Queue()
@@ -197,12 +197,12 @@ class RemoteEngine:
 
     async def _look_after(self) -> None:
         """A request failed: whoever asked looks whether the engine has died."""
-        if self._failure is None and not self._stopping:
+        if not self._liveness.has_ended:
             with suppress(EngineError):
                 self._hear(await self._call("status", what="the engine's state"))
 
     async def _asked_here(self, here: EngineHere, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
-        self._serving()
+        self._liveness.check()
         try:
             async with aclosing(here.engine.generate(request)) as chunks:
                 async for chunk in chunks:
@@ -218,7 +218,7 @@ class RemoteEngine:
             here.engine.abort(request_ids)
             return
         mine = [each for each in request_ids if each in self._requests]
-        if mine and self._failure is None:
+        if mine and not self._liveness.is_dead:
             self._to_abort += mine
             self._tell_soon()
 
@@ -229,7 +229,7 @@ class RemoteEngine:
 
     async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
         """See `Engine.update`. What the engine receives is the receiver's offer. Raises WeightError, EngineError."""
-        self._serving()
+        self._liveness.check()
         offer = receiver.near(self._worker).offer()
         if offer is None:
             return None
@@ -240,12 +240,12 @@ class RemoteEngine:
 
     async def sleep(self, tags: Sequence[Tag], *, sends_away: bool = False) -> None:
         """See `Engine.sleep`. Raises EngineError."""
-        self._serving()
+        self._liveness.check()
         self._hear(await self._call("sleep", tuple(tags), sends_away, what="the engine to sleep", seconds=_SWAP_S))
 
     async def wake(self, tags: Sequence[Tag]) -> None:
         """See `Engine.wake`. Raises EngineError."""
-        self._serving()
+        self._liveness.check()
         self._hear(await self._call("wake", tuple(tags), what="the engine to wake", seconds=_SWAP_S))
 
     async def revive(self, receiver: WeightReceiver | None) -> None:
@@ -261,7 +261,7 @@ class RemoteEngine:
     def pin(self) -> RemotePin:
         """See `Engine.pin`. Should the engine just have taken another version, the pin is lost (`RemotePin.is_lost`):
         it holds this one or none."""
-        self._serving()
+        self._liveness.check()
         return RemotePin(self, self.version)
 
     def stats(self) -> EngineStats:
@@ -276,27 +276,17 @@ class RemoteEngine:
 
     def _by_now(self) -> EngineStats:
         stats = self._status.stats
-        if not self._serves or stats.running or stats.waiting:
+        if not self._liveness.serves or stats.running or stats.waiting:
             return stats
         return replace(stats, idle_s=stats.idle_s + self._services.clock.now() - self._heard_at)
 
-    @property
-    def _serves(self) -> bool:
-        return self._failure is None and bool(self._tasks) and not self._stopping
-
     def _here(self) -> EngineHere | None:
         """While it serves."""
-        return cast(EngineHere | None, self._peer.here) if self._serves else None
+        return cast(EngineHere | None, self._peer.here) if self._liveness.serves else None
 
     def _note_last(self) -> None:
         """Before it serves no more."""
         self._status = replace(self._status, stats=self.stats(), version=self.version)
-
-    def _serving(self) -> None:
-        if self._failure is not None:
-            raise EngineError(f"the engine died: {self._failure}") from self._failure
-        if not self._tasks or self._stopping:
-            raise EngineError("the engine is not running: start it first, and ask nothing of it after stop")
 
     async def _call(self, method: str, *args: Any, what: str, seconds: float | None = None) -> Any:
         try:
@@ -313,7 +303,7 @@ class RemoteEngine:
             self._telling = self._services.spawn(self._tell(), "requests to an engine")
 
     async def _tell(self) -> None:
-        while (self._to_submit or self._to_abort) and self._failure is None:
+        while (self._to_submit or self._to_abort) and not self._liveness.is_dead:
             requests, self._to_submit = self._to_submit, []
             aborted, self._to_abort = self._to_abort, []
             try:
@@ -348,7 +338,7 @@ class RemoteEngine:
         clock = self._services.clock
         while True:
             await clock.sleep(QUIET_S / 3)
-            if clock.now() - self._heard_at > QUIET_S and not self.quiet.stands and self._serves:
+            if clock.now() - self._heard_at > QUIET_S and not self.quiet.stands and self._liveness.serves:
                 self.quiet.begin()
 
     def _is_heard(self) -> None:
@@ -389,9 +379,9 @@ class RemoteEngine:
 
     def _fail(self, error: Exception) -> None:
         """It is dead: nobody may wait for it. What came before is handed out."""
-        if self._failure is None and not self._stopping:
+        if not self._liveness.has_ended:
             self._note_last()
-            self._failure = error
+            self._liveness.failure = error
             self._is_heard()
             self._open.set()
             self._end_requests(str(error))

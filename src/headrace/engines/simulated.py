@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
-
-from headrace.engines.own_pin import Pin
+from headrace.engines.held_version import Pin, Pins, is_to_take
+from headrace.engines.liveness import Liveness
 from headrace.engines.protocol import (
     EngineError,
     EngineStats,
-    FinishReason,
     GenerateRequest,
-    RequestError,
     SwapMode,
     SwapReport,
     Tag,
     TokenChunk,
 )
 from headrace.engines.simulated_answers import Answers
-from headrace.models.simulated import logprobs_of
+from headrace.engines.simulated_costs import NO_FAULTS, EngineCosts, EngineFaults
+from headrace.engines.simulated_scheduler import SimulatedScheduler
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
 from headrace.weights.plane import WeightError, WeightReceiver
@@ -30,74 +28,10 @@ from headrace.weights.version import INITIAL, Version
 
 _WEIGHTS_LANE = "weights"
 _DEADLINE_S = 3600.0
-"""Of waits for pins, and for sequences in flight."""
+"""Of waits for sequences in flight."""
 
 Watch = Callable[[str, object], None]
 """Told what an engine does: a word, and what of."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineCosts:
-    """What an engine takes, in seconds."""
-
-    slots: int = 64
-    max_context: int = 1 << 20
-    prefill_s: float = 2e-5
-    """Of a token."""
-    step_s: float = 0.02
-    """Of a decode step with one sequence."""
-    sequence_s: float = 1e-4
-    """Of each further sequence in it."""
-    receive_s: float = 0.5
-    """Of new weights; decoding goes on meanwhile."""
-    flip_s: float = 0.05
-    """In which the weights are exchanged, and nothing is decoded."""
-    sleep_s: float = 0.1
-    """To give memory back, or to have it again."""
-    stream_steps: int = 64
-    """Decode steps of which those who stream hear together."""
-
-    def step(self, sequences: int) -> float:
-        return self.step_s + (sequences - 1) * self.sequence_s
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFaults:
-    """What goes wrong with an engine, by the seconds of the clock, and by the number of a version."""
-
-    dies_at: float | None = None
-    late_swaps: dict[int, float] = field(default_factory=dict)
-    """Seconds that receiving a version takes longer."""
-    failing_swaps: frozenset[int] = frozenset()
-    """Versions that cannot be received the first time."""
-    lost_swaps: frozenset[int] = frozenset()
-    """Versions that it receives the first time, and loses: nobody is told."""
-    slow: tuple[tuple[float, float, float], ...] = ()
-    """(from, to, how many times slower)."""
-
-    def slowness(self, now: float) -> float:
-        return next((times for begin, end, times in self.slow if begin <= now < end), 1.0)
-
-
-NO_FAULTS = EngineFaults()
-
-
-@dataclass(eq=False, slots=True)
-class _Sequence:
-    request: GenerateRequest
-    left: int
-    """Tokens that are still to be sampled."""
-    stops: bool
-    """Whether the last of them stops it; else a limit does."""
-    chunks: asyncio.Queue[TokenChunk | Exception] = field(default_factory=asyncio.Queue)
-    sampled: int = 0
-    told: int = 0
-    """Of the sampled ones, those that were handed over."""
-    spans: list[tuple[Version, int]] = field(default_factory=list)
-    """Version, and tokens that it sampled, of those that were not handed over yet."""
-    in_flight: bool = False
-    cached: bool = False
-    is_finished: bool = False
 
 
 @dataclass(slots=True)
@@ -117,7 +51,7 @@ class SimulatedEngine:
     def __init__(
         self,
         runtime: Runtime,
-        costs: EngineCosts = EngineCosts(),
+        costs: EngineCosts = EngineCosts(),  # noqa: B008 (frozen)
         answers: Answers = Answers(),  # noqa: B008 (frozen)
         faults: EngineFaults = NO_FAULTS,
         *,
@@ -129,31 +63,23 @@ class SimulatedEngine:
         again."""
         self._runtime = runtime
         self._costs = costs
-        self._answers = answers
+        self._scheduler = SimulatedScheduler(costs, answers, lambda reason, request_id: watch(reason.value, request_id))
         self._faults = faults
         self._interrupts = interrupts
         self._watch = watch
         self._version = version
-        self._failure: Exception | None = None
+        self._liveness = Liveness()
         self._task: asyncio.Task[None] | None = None
-        self._stopping = False
-        self._clients: dict[str, _Sequence] = {}
-        self._queue: deque[_Sequence] = deque()
-        self._running: list[_Sequence] = []
-        self._to_prefill = 0
-        """Tokens."""
-        self._aborted: list[_Sequence] = []
         self._swap: _Swap | None = None
         self._updating = asyncio.Lock()
         self._asleep: tuple[Tag, ...] = ()
         self._falling_asleep: tuple[Tag, ...] = ()
         self._sends_away = False
-        self._sent_away = 0
         self._failed_once: set[int] = set()
-        self._pins = 0
-        self._changed = Signal()
         self._work = asyncio.Event()
-        self._generated = self._prefilled = self._steps = 0
+        self._changed = Signal()
+        self._pins = Pins(self._changed, self._work.set)
+        self._prefilled = self._steps = 0
         self._busy_s = self._stall_s = self._recompute_s = self._idle_s = 0.0
         self._idle_since: float | None = None
 
@@ -163,7 +89,7 @@ class SimulatedEngine:
 
     @property
     def failure(self) -> Exception | None:
-        return self._failure
+        return self._liveness.failure
 
     @property
     def slots(self) -> int:
@@ -180,28 +106,20 @@ class SimulatedEngine:
     async def start(self) -> None:
         if self._task is not None:
             raise EngineError("the engine was started already")
+        self._liveness.started = True
         self._task = self._runtime.spawn(self._serve(), "simulated engine")
 
     async def stop(self) -> None:
         if self._task is None:
             return
-        self._stopping = True
+        self._liveness.stopping = True
         self._work.set()
         await self._runtime.clock.wait_for(self._task, _DEADLINE_S, "the engine's last decode step")
         self._task = None
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
-        self._check_serves()
-        room = self._costs.max_context - len(request.prompt)
-        if not len(request.prompt) or room <= 0:
-            raise RequestError(f"request {request.request_id!r}: {len(request.prompt)} tokens have no place")
-        if request.request_id in self._clients:
-            raise RequestError(f"request id {request.request_id!r} is in use; give each request its own")
-        most = min(request.sampling.max_new_tokens, room)
-        left = self._answers.left(request, most)
-        sequence = _Sequence(request, most if left is None else left, left is not None)
-        self._clients[request.request_id] = sequence
-        self._queue.append(sequence)
+        self._liveness.check()
+        sequence = self._scheduler.add(request)
         self._work.set()
         try:
             while True:
@@ -214,19 +132,17 @@ class SimulatedEngine:
         finally:
             if not sequence.is_finished:
                 self.abort([request.request_id])
-            self._clients.pop(request.request_id, None)
+            self._scheduler.leave(sequence)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        for request_id in request_ids:
-            if (sequence := self._clients.get(request_id)) is not None:
-                self._aborted.append(sequence)
-                self._work.set()
+        if self._scheduler.abort(request_ids):
+            self._work.set()
 
     async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
         """See `Engine.update`. Raises WeightError for a version that fails, or is of a branch that was left."""
         clock = self._runtime.clock
         async with self._updating:
-            self._check_serves()
+            self._liveness.check()
             if not self._is_newer(receiver.latest()):
                 return None
             await self._let_go("replaced")
@@ -249,42 +165,42 @@ class SimulatedEngine:
             self._work.set()
             try:
                 await self._changed.wait_until(
-                    lambda: swap.report is not None or self._failure is not None or self._stopping,
+                    lambda: swap.report is not None or self._liveness.has_ended,
                     clock,
                     _DEADLINE_S,
-                    lambda: f"{len(self._in_flight())} sequences in flight, to swap to {swap.version}",
+                    lambda: f"{self._scheduler.in_flight} sequences in flight, to swap to {swap.version}",
                 )
             finally:
                 self._swap = None
                 self._work.set()
-            self._check_serves()
+            self._liveness.check()
             return swap.report
 
     async def sleep(self, tags: Sequence[Tag], *, sends_away: bool = False) -> None:
         if sends_away:
-            self._check_serves()
+            self._liveness.check()
             self._sends_away = True
             self._work.set()
         async with self._updating:
-            self._check_serves()
+            self._liveness.check()
             await self._let_go("put to sleep")
             self._falling_asleep = tuple(tag for tag in tags if tag not in self._asleep)
             self._work.set()
             await self._changed.wait_until(
-                lambda: not self._falling_asleep or self._failure is not None or self._stopping,
+                lambda: not self._falling_asleep or self._liveness.has_ended,
                 self._runtime.clock,
                 _DEADLINE_S,
                 lambda: "the engine to sleep",
             )
-            self._check_serves()
+            self._liveness.check()
 
     async def wake(self, tags: Sequence[Tag]) -> None:
         async with self._updating:
-            self._check_serves()
+            self._liveness.check()
             if Tag.WEIGHTS in tags and Tag.WEIGHTS in self._asleep:
                 raise EngineError("its weights were dropped: update it")
             await self._runtime.clock.sleep(self._costs.sleep_s)
-            self._check_serves()
+            self._liveness.check()
             self._asleep = tuple(tag for tag in self._asleep if tag not in tags)
             self._sends_away = self._sends_away and bool(self._asleep)
             self._work.set()
@@ -292,61 +208,48 @@ class SimulatedEngine:
 
     async def _let_go(self, then: str) -> None:
         """Until no pin holds the version."""
-        await self._changed.wait_until(
-            lambda: self._pins == 0 or self._failure is not None,
-            self._runtime.clock,
-            _DEADLINE_S,
-            lambda: f"{self._pins} pins on version {self._version} to be released before it is {then}",
-        )
-        self._check_serves()
+        await self._pins.all_released(self._runtime.clock, self._version, then, lambda: self._liveness.is_dead)
+        self._liveness.check()
 
     def pin(self) -> Pin:
-        self._check_serves()
-        self._pins += 1
-        return Pin(self.version, self._release_pin)
+        self._liveness.check()
+        return self._pins.pin(self._version)
 
     def stats(self) -> EngineStats:
         idle = 0.0 if self._idle_since is None else self._runtime.clock.now() - self._idle_since
         return EngineStats(
-            running=len(self._running),
-            waiting=len(self._queue),
-            generated_tokens=self._generated,
+            running=self._scheduler.running,
+            waiting=self._scheduler.waiting,
+            generated_tokens=self._scheduler.generated,
             prefilled_tokens=self._prefilled,
             decode_steps=self._steps,
             busy_s=self._busy_s,
             swap_stall_s=self._stall_s,
             recompute_s=self._recompute_s,
             idle_s=self._idle_s + idle,
-            sent_away_tokens=self._sent_away,
+            sent_away_tokens=self._scheduler.sent_away,
         )
-
-    def _check_serves(self) -> None:
-        if self._failure is not None:
-            raise EngineError(f"the engine died: {self._failure}") from self._failure
-        if self._task is None or self._stopping:
-            raise EngineError("the engine is not running: start it first, and ask nothing of it after stop")
 
     async def _serve(self) -> None:
         try:
-            while not self._stopping:
+            while not self._liveness.stopping:
                 self._work.clear()
-                self._end_aborted()
+                self._scheduler.end_aborted()
                 if self._sends_away:
-                    self._send_away()
+                    self._scheduler.send_away()
                 await self._flip_if_due()
                 await self._sleep_if_due()
                 self._changed.notify()
                 self._admit()
-                if self._to_prefill:
-                    await self._prefill()
-                elif self._running:
+                if tokens := self._scheduler.take_prefill():
+                    await self._prefill(tokens)
+                elif self._scheduler.running:
                     await self._decode()
                 else:
                     await self._rest()
                 if (at := self._faults.dies_at) is not None and self._runtime.clock.now() >= at:
                     raise EngineError("it died (a fault of the simulation)")
-            self._aborted = list(self._clients.values())
-            self._end_aborted()
+            self._scheduler.abort_all()
         except asyncio.CancelledError:
             self._fail(EngineError("its runtime was closed"))
             raise
@@ -357,35 +260,16 @@ class SimulatedEngine:
 
     def _fail(self, error: Exception) -> None:
         self._watch("died", str(error))
-        self._failure = error
-        for sequence in self._clients.values():
-            sequence.chunks.put_nowait(error)
+        self._liveness.failure = error
+        self._scheduler.fail(error)
 
     def _admit(self) -> None:
-        """Those that wait into free slots, first come first served."""
-        if not self._queue or len(self._running) >= self._costs.slots or self._asleep:
+        if self._asleep:
             return
         draining = self._swap is not None and self._swap.mode is SwapMode.DRAIN and not self._pins
-        passed_over: list[_Sequence] = []
-        while self._queue and len(self._running) < self._costs.slots:
-            sequence = self._queue.popleft()
-            if not self._may_start(sequence, draining):
-                passed_over.append(sequence)
-                continue
-            if not sequence.cached:
-                self._to_prefill += len(sequence.request.prompt) + sequence.sampled - 1
-            sequence.in_flight = sequence.cached = True
-            self._running.append(sequence)
-        self._queue.extendleft(reversed(passed_over))
+        self._scheduler.admit(self._version, draining=draining)
 
-    def _may_start(self, sequence: _Sequence, draining: bool) -> bool:
-        if draining and not sequence.in_flight:
-            return False
-        floor = sequence.request.min_version
-        return floor is None or self._version.serves(floor)
-
-    async def _prefill(self) -> None:
-        tokens, self._to_prefill = self._to_prefill, 0
+    async def _prefill(self, tokens: int) -> None:
         seconds = tokens * self._costs.prefill_s * self._faults.slowness(self._runtime.clock.now())
         self._prefilled += tokens
         self._busy_s += seconds
@@ -395,11 +279,8 @@ class SimulatedEngine:
         """Steps until a sequence ends, somebody who streams is to hear of it, or there is something else to do."""
         clock, version = self._runtime.clock, self._version
         began = clock.now()
-        steps = min(sequence.left for sequence in self._running)
-        untold = max((s.sampled - s.told for s in self._running if s.request.stream), default=None)
-        if untold is not None:
-            steps = min(steps, self._costs.stream_steps - untold)
-        step_s = self._costs.step(len(self._running)) * self._faults.slowness(began)
+        sequences, steps = self._scheduler.running, self._scheduler.steps()
+        step_s = self._costs.step(sequences) * self._faults.slowness(began)
         if (dies_at := self._faults.dies_at) is not None:
             steps = min(steps, int((dies_at - began) / step_s))
             if steps <= 0:
@@ -412,78 +293,25 @@ class SimulatedEngine:
             except TimeoutError:
                 pass
         # The step that is being computed ends before anything changes.
-        done = min(max(int(np.ceil((clock.now() - began) / step_s - 1e-6)), 1), steps)
+        done = min(max(math.ceil((clock.now() - began) / step_s - 1e-6), 1), steps)
         await clock.sleep(max(began + done * step_s - clock.now(), 0.0))
         self._steps += done
         self._busy_s += done * step_s
-        self._generated += done * len(self._running)
-        self._hand_over(version, done)
-
-    def _hand_over(self, version: Version, done: int) -> None:
-        """Each of the running has so many tokens more."""
-        left = []
-        for sequence in self._running:
-            sequence.sampled += done
-            sequence.left -= done
-            sequence.spans.append((version, done))
-            if not sequence.left:
-                self._end(sequence, FinishReason.STOP if sequence.stops else FinishReason.LENGTH)
-                continue
-            if sequence.request.stream and sequence.sampled - sequence.told >= self._costs.stream_steps:
-                sequence.chunks.put_nowait(self._chunk(sequence, None))
-            left.append(sequence)
-        self._running = left
-
-    def _end(self, sequence: _Sequence, reason: FinishReason) -> None:
-        sequence.is_finished = True
-        sequence.chunks.put_nowait(self._chunk(sequence, reason))
-        self._watch(reason.value, sequence.request.request_id)
-
-    def _chunk(self, sequence: _Sequence, reason: FinishReason | None) -> TokenChunk:
-        """What was not handed over yet."""
-        begin = len(sequence.request.prompt) + sequence.told
-        end = len(sequence.request.prompt) + sequence.sampled
-        tokens = self._answers.tokens(sequence.request, begin, end, ended=reason is FinishReason.STOP)
-        counts = [count for _, count in sequence.spans]
-        versions = np.repeat(np.array([version.number for version, _ in sequence.spans], np.int32), counts)
-        branches = np.repeat(np.array([version.branch for version, _ in sequence.spans], np.int32), counts)
-        sequence.told = sequence.sampled
-        sequence.spans.clear()
-        return TokenChunk(tokens, logprobs_of(tokens, np.arange(begin, end)), versions, branches, reason)
-
-    def _end_aborted(self) -> None:
-        aborted, self._aborted = self._aborted, []
-        for sequence in aborted:
-            if sequence.is_finished:
-                continue
-            if sequence in self._running:
-                self._running.remove(sequence)
-            elif sequence in self._queue:
-                self._queue.remove(sequence)
-            self._end(sequence, FinishReason.ABORT)
-
-    def _send_away(self) -> None:
-        """All that it has goes on elsewhere, with the tokens that there are."""
-        for sequence in (*self._running, *self._queue):
-            if sequence.cached:
-                self._sent_away += len(sequence.request.prompt) + sequence.sampled
-            self._end(sequence, FinishReason.INTERRUPTED)
-        self._running, self._to_prefill = [], 0
-        self._queue.clear()
-
-    def _in_flight(self) -> list[_Sequence]:
-        return self._running + [sequence for sequence in self._queue if sequence.in_flight]
+        self._scheduler.advance(version, done)
 
     async def _flip_if_due(self) -> None:
         swap = self._swap
         if swap is None or swap.report is not None or self._pins:
             return
-        in_flight = self._in_flight()
+        in_flight = self._scheduler.in_flight
         if swap.mode is SwapMode.DRAIN and in_flight and not self._asleep:
             return
         began, recomputed = self._runtime.clock.now(), 0
         if swap.mode is SwapMode.RECOMPUTE:
-            recomputed = self._interrupt(in_flight)
+            if self._interrupts:
+                self._scheduler.interrupt()
+            else:
+                recomputed = self._scheduler.suspend()
         await self._runtime.clock.sleep(self._costs.flip_s)
         self._version = swap.version
         self._asleep = tuple(tag for tag in self._asleep if tag is not Tag.WEIGHTS)
@@ -492,34 +320,16 @@ class SimulatedEngine:
         again_s = recomputed * self._costs.prefill_s
         self._stall_s += stall
         self._recompute_s += again_s
-        swap.report = SwapReport(swap.version, stall, again_s, recomputed, len(in_flight))
+        swap.report = SwapReport(swap.version, stall, again_s, recomputed, in_flight)
 
     async def _sleep_if_due(self) -> None:
         falling = self._falling_asleep
         if not falling or self._pins:
             return
-        for sequence in self._running:  # all of them are prefilled again
-            sequence.cached = False
-        self._queue.extendleft(reversed(self._running))
-        self._running, self._to_prefill = [], 0
+        self._scheduler.suspend()
         await self._runtime.clock.sleep(self._costs.sleep_s)
         self._asleep, self._falling_asleep = (*self._asleep, *falling), ()
         self._watch("asleep", self._asleep)
-
-    def _interrupt(self, in_flight: list[_Sequence]) -> int:
-        """Their keys and values are of the old weights. How many tokens are prefilled again."""
-        if self._interrupts:
-            for sequence in in_flight:
-                if sequence in self._queue:
-                    self._queue.remove(sequence)
-                self._end(sequence, FinishReason.INTERRUPTED)
-            self._running.clear()
-            return 0
-        for sequence in in_flight:
-            sequence.cached = False
-        self._queue.extendleft(reversed(self._running))
-        self._running.clear()
-        return sum(len(sequence.request.prompt) + sequence.sampled - 1 for sequence in in_flight)
 
     async def _rest(self) -> None:
         """Until there is something to do, or its time has come."""
@@ -535,13 +345,5 @@ class SimulatedEngine:
             self._idle_since = None
 
     def _is_newer(self, offered: Version | None) -> bool:
-        if offered is None or (offered == self._version and Tag.WEIGHTS not in self._asleep):
-            return False
-        if offered < self._version:
-            raise WeightError(f"publication {offered} is older than {self._version}, which the engine holds")
-        return True
-
-    def _release_pin(self) -> None:
-        self._pins -= 1
-        self._work.set()
-        self._changed.notify()
+        """Raises WeightError."""
+        return is_to_take(offered, self._version, anew=Tag.WEIGHTS in self._asleep)

@@ -81,7 +81,7 @@ class Drops:
             del drops[reason]
         self._check_first(drops, max(prompts_per_batch, _LEAST_FAULTS))
         if self._most is not None and drops.total() >= self._most:
-            self._give_up(drops, f"batch {batch} was composed", f"it has {taken} of {prompts_per_batch}")
+            self._give_up(drops, batch, f"{taken} of {prompts_per_batch}")
         self._has_changed = False
 
     def _check_first(self, drops: Counter[str], worth: int) -> None:
@@ -94,7 +94,7 @@ class Drops:
             f"--resume the run, or begin again with --fresh{self._example(reason)}"
         )
 
-    def _give_up(self, drops: Counter[str], meanwhile: str, has: str) -> NoReturn:
+    def _give_up(self, drops: Counter[str], batch: int, has: str) -> NoReturn:
         reasons = ", ".join(f"{reason} {count}{self._last_fault(reason)}" for reason, count in drops.most_common())
         ((most, _),) = drops.most_common(1)
         why = (
@@ -104,8 +104,8 @@ class Drops:
             "data, the reward or rollout.filters"
         )
         raise NothingToTrain(
-            f"{drops.total()} groups were dropped while {meanwhile} ({reasons}), and {has}: {why}, or raise "
-            f"rollout.max_drops_per_batch, and --resume the run{self._example(most)}"
+            f"{drops.total()} groups were dropped while batch {batch} was composed ({reasons}), and it has {has}: "
+            f"{why}, or raise rollout.max_drops_per_batch, and --resume the run{self._example(most)}"
         )
 
     def _example(self, reason: str) -> str:

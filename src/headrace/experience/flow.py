@@ -14,7 +14,7 @@ from typing import NamedTuple
 from headrace.experience.columns import SAMPLE_COLUMNS, FinishedGroup, put_samples, rewarded
 from headrace.experience.drops import EXHAUSTED, HANDED_BACK, OVERDUE, SURPLUS, Drops
 from headrace.experience.header import GroupHeader, SampleHeader, header_of
-from headrace.experience.index import NewRow
+from headrace.experience.leases import NewRow
 from headrace.experience.prompts.dataset import Prompt, PromptSource
 from headrace.experience.prompts.pass_rates import PassRates
 from headrace.experience.records.codec import CodecError, decode_group

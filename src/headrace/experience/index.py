@@ -12,114 +12,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from headrace.experience.header import SampleHeader
-from headrace.experience.keyed_heap import KeyedHeap
+from headrace.experience.consumer_queue import ConsumerQueue
+from headrace.experience.leases import Consumer, Lease, Lost, NewRow, Row, RowId, StaleLease, TableError
 from headrace.experience.ready_rows import ReadyRows
 from headrace.experience.sample import GroupKey
 
-RowId = int
 Sampler = Callable[[ReadyRows], Sequence[RowId]]
 """Chooses among ready rows; an empty choice means: wait for more."""
-
-
-class TableError(RuntimeError):
-    """A row, column or consumer that the table does not have, or has already."""
-
-
-class StaleLease(TableError):
-    """The lease has expired: its rows went back, and may be with another consumer by now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Consumer:
-    """Who leases rows. With unit `group`, rows are ready once all rows of their group are, and are leased whole."""
-
-    name: str
-    reads: frozenset[str]
-    unit: Literal["row", "group"] = "row"
-    writes: frozenset[str] = frozenset()
-    """What it writes again if it is lost; `lose` leaves what nobody writes."""
-
-
-NewRow = tuple[SampleHeader, dict[str, Any]]
-"""A row that is put, with the columns that it comes with."""
-
-
-@dataclass(slots=True)
-class Row:
-    row_id: RowId
-    header: SampleHeader
-    columns: dict[str, Any]
-    """Numbers, short text and refs: plain data."""
-
-    @property
-    def group(self) -> GroupKey:
-        return self.header.key
-
-    @property
-    def key(self) -> tuple[GroupKey, RowId]:
-        """Its place among other rows, whichever group came first: those of a group are in the order of its samples."""
-        return self.group, self.row_id
-
-
-@dataclass(slots=True)
-class Lease:
-    """Rows handed to a consumer until `expires` (seconds of the table's clock)."""
-
-    lease_id: int
-    consumer: str
-    rows: list[Row]
-    expires: float
-    groups: tuple[GroupKey, ...] = ()
-    """Of the rows that it was granted with."""
-
-
-@dataclass(slots=True)
-class _Queue:
-    """One consumer's view of the rows."""
-
-    consumer: Consumer
-    ready: ReadyRows
-    missing: dict[RowId, int] = field(default_factory=dict)
-    """Rows not ready yet: how many columns (unit `row`) are still missing."""
-    group_missing: dict[GroupKey, int] = field(default_factory=dict)
-    """Unit `group`: how many rows of the group are not complete yet."""
-    leased: dict[RowId, int] = field(default_factory=dict)
-    """Row to lease."""
-    acked: dict[RowId, None] = field(default_factory=dict)
-    """Rows of the table that it is done with."""
-    expiries: KeyedHeap[int] = field(default_factory=KeyedHeap)
-    """Leases by when they end, or earlier: a lease that is renewed stays where it is until it comes first."""
-
-    @property
-    def of_groups(self) -> bool:
-        return self.consumer.unit == "group"
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """What came of the loss of columns."""
-
-    rows: int
-    """That are to be computed again."""
-    leases: list[Lease]
-    """That have ended by it."""
-    groups: list[GroupKey]
-    """That have left: they were trained, and only stages that nobody waits for were not done with them."""
 
 
 class TableIndex:
     def __init__(self, consumers: Iterable[Consumer]) -> None:
         self._rows: dict[RowId, Row] = {}
         self._groups: dict[GroupKey, dict[RowId, None]] = {}
+        self._filled: dict[str, None] = {}
         self._queues = {
-            consumer.name: _Queue(consumer, ReadyRows(self._groups, by_batch="batch" in consumer.reads))
+            consumer.name: ConsumerQueue(consumer, self._rows, self._groups, self._note_filled)
             for consumer in consumers
         }
-        self._readers: dict[str, list[_Queue]] = {}
+        self._readers: dict[str, list[ConsumerQueue]] = {}
         for queue in self._queues.values():
             for column in sorted(queue.consumer.reads):
                 self._readers.setdefault(column, []).append(queue)
@@ -127,7 +40,6 @@ class TableIndex:
         self._leases: dict[int, Lease] = {}
         self._settled: dict[GroupKey, None] = {}
         self._settled_leases: dict[int, None] = {}
-        self._filled: dict[str, None] = {}
         self._no_end_before = math.inf
         """No lease ends before."""
         self._next_row = 0
@@ -168,7 +80,7 @@ class TableIndex:
             if name in seen_by:
                 queue.acked.update(dict.fromkeys(ids))
             else:
-                self._enter(queue, key, added)
+                queue.enter(key, added)
         return ids
 
     def write(self, row_ids: Sequence[RowId], column: str, values: Sequence[Any], lease: Lease | None = None) -> None:
@@ -183,7 +95,7 @@ class TableIndex:
             row.columns[column] = value
             for queue in self._readers.get(column, ()):
                 if row.row_id in queue.missing:
-                    self._fill(queue, row, 1)
+                    queue.fill(row, 1)
 
     def write_group(self, key: GroupKey, column: str, value: Any) -> None:
         """The same value for every row of a group."""
@@ -247,7 +159,7 @@ class TableIndex:
             for key in lease.groups:
                 self._settled.pop(key, None)
         if back:
-            self._filled[lease.consumer] = None
+            self._note_filled(lease.consumer)
 
     def held(self, consumer: str) -> list[Lease]:
         """Its leases, in the order in which they were granted."""
@@ -263,7 +175,7 @@ class TableIndex:
             return []
         expired = []
         for queue in self._queues.values():
-            while (lease := self._first_to_end(queue)) is not None and lease.expires <= now:
+            while (lease := queue.first_to_end(self._leases)) is not None and lease.expires <= now:
                 queue.expiries.discard(lease.lease_id)
                 expired.append(lease)
         firsts = (queue.expiries.first() for queue in self._queues.values())
@@ -275,7 +187,7 @@ class TableIndex:
 
     def next_expiry(self, consumer: str) -> float | None:
         """When the first of this consumer's leases ends, unless renewed."""
-        first = self._first_to_end(self._queue(consumer))
+        first = self._queue(consumer).first_to_end(self._leases)
         return None if first is None else first.expires
 
     def remove(self, key: GroupKey) -> None:
@@ -283,12 +195,9 @@ class TableIndex:
         held: dict[int, None] = {}
         ids = tuple(self._group(key))
         for queue in self._queues.values():
-            queue.group_missing.pop(key, None)
+            queue.forget_group(key)
             for row_id in ids:
-                queue.missing.pop(row_id, None)
-                if row_id in queue.ready:
-                    queue.ready.take(row_id)
-                if (lease_id := queue.leased.pop(row_id, None)) is not None:
+                if (lease_id := queue.withdraw(row_id)) is not None:
                     held[lease_id] = None
         for lease_id in held:
             lease = self._leases[lease_id]
@@ -336,16 +245,11 @@ class TableIndex:
         """Only who settled them has the group's rows from now on: others are done with them. True if it has left."""
         rows = [self._rows[row_id] for row_id in self._groups[key]]
         for queue in self._queues.values():
-            queue.group_missing.pop(key, None)
+            queue.forget_group(key)
             for row_id in (row.row_id for row in rows):
-                lease_id = queue.leased.get(row_id)
-                if row_id in queue.acked or lease_id in self._settled_leases:
+                if row_id in queue.acked or queue.leased.get(row_id) in self._settled_leases:
                     continue
-                queue.missing.pop(row_id, None)
-                if row_id in queue.ready:
-                    queue.ready.take(row_id)
-                if lease_id is not None:
-                    del queue.leased[row_id]
+                if (lease_id := queue.withdraw(row_id)) is not None:
                     lease = self._leases[lease_id]
                     lease.rows = [row for row in lease.rows if row.row_id != row_id]
                 queue.acked[row_id] = None
@@ -371,7 +275,10 @@ class TableIndex:
         return found
 
     def _reopen(
-        self, queue: _Queue, columns: Mapping[RowId, Mapping[str, None]], groups: Mapping[GroupKey, Mapping[str, None]]
+        self,
+        queue: ConsumerQueue,
+        columns: Mapping[RowId, Mapping[str, None]],
+        groups: Mapping[GroupKey, Mapping[str, None]],
     ) -> None:
         """Have the queue's rows where they belong without these columns."""
         reads, writes = queue.consumer.reads, queue.consumer.writes
@@ -383,41 +290,10 @@ class TableIndex:
             if not (reads | writes).isdisjoint(lost):
                 rows.setdefault(self._rows[row_id].group, []).append(self._rows[row_id])
         for key, some in rows.items():
-            self._enter(queue, key, [self._rows[row_id] for row_id in self._groups[key]] if queue.of_groups else some)
+            queue.enter(key, [self._rows[row_id] for row_id in self._groups[key]] if queue.of_groups else some)
 
-    def _enter(self, queue: _Queue, key: GroupKey, rows: Sequence[Row]) -> None:
-        """Have these rows of a group, all of it for unit `group`, wait for the columns that they lack. Those that are
-        leased, or acked, stay so."""
-        reads, waiting = queue.consumer.reads, []
-        for row in rows:
-            if row.row_id in queue.acked or row.row_id in queue.leased:
-                continue
-            if row.row_id in queue.ready:
-                queue.ready.take(row.row_id)
-            queue.missing[row.row_id] = len(reads)
-            waiting.append(row)
-        if queue.of_groups and waiting:
-            queue.group_missing[key] = len(waiting)
-        for row in waiting:
-            self._fill(queue, row, sum(map(row.columns.__contains__, reads)))
-
-    def _fill(self, queue: _Queue, row: Row, columns: int) -> None:
-        left = queue.missing[row.row_id] - columns
-        if left:
-            queue.missing[row.row_id] = left
-            return
-        del queue.missing[row.row_id]
-        if not queue.of_groups:
-            queue.ready.add(row)
-            self._filled[queue.consumer.name] = None
-            return
-        queue.group_missing[row.group] -= 1
-        if not queue.group_missing[row.group]:
-            del queue.group_missing[row.group]
-            for row_id in self._groups[row.group]:
-                if row_id not in queue.acked and row_id not in queue.leased:
-                    queue.ready.add(self._rows[row_id])
-            self._filled[queue.consumer.name] = None
+    def _note_filled(self, consumer: str) -> None:
+        self._filled[consumer] = None
 
     def _forget(self, row: Row) -> None:
         del self._rows[row.row_id]
@@ -430,16 +306,7 @@ class TableIndex:
             del self._groups[row.group]
             self._settled.pop(row.group, None)
 
-    def _first_to_end(self, queue: _Queue) -> Lease | None:
-        """Of the queue's leases, the one that ends first."""
-        while (first := queue.expiries.first()) is not None:
-            lease = self._leases[first.key]
-            if lease.expires == first.priority:
-                return lease
-            queue.expiries.set(lease.lease_id, lease.expires)
-        return None
-
-    def _end(self, lease: Lease) -> _Queue:
+    def _end(self, lease: Lease) -> ConsumerQueue:
         self._held(lease)
         del self._leases[lease.lease_id]
         queue = self._queue(lease.consumer)
@@ -450,7 +317,7 @@ class TableIndex:
         if self._leases.get(lease.lease_id) is not lease:
             raise StaleLease(f"lease {lease.lease_id} of {lease.consumer} has ended; its rows went back to the table")
 
-    def _queue(self, consumer: str) -> _Queue:
+    def _queue(self, consumer: str) -> ConsumerQueue:
         if consumer not in self._queues:
             raise TableError(f"no consumer {consumer!r}; the table has {', '.join(self._queues)}")
         return self._queues[consumer]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from headrace.experience.flow import Flow
-from headrace.experience.index import Row, RowId
+from headrace.experience.leases import Row, RowId
 from headrace.experience.ready_rows import ReadyRows
 from headrace.experience.samplers import in_order
 from headrace.experience.table import ExperienceTable, Lease

@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from headrace.experience.first_fit import FirstFit, Found
+from headrace.experience.leases import Row, RowId
 from headrace.experience.sample import GroupKey
 
-if TYPE_CHECKING:
-    from headrace.experience.index import Row, RowId
-
-Length = Callable[["Row"], int]
+Length = Callable[[Row], int]
 """Tokens of a row; the same function each time, since lengths are kept."""
 
 
@@ -35,7 +32,7 @@ class _Line:
         self.tokens = 0
 
 
-class ReadyRows(Mapping["RowId", "Row"]):
+class ReadyRows(Mapping[RowId, Row]):
     def __init__(self, groups: Mapping[GroupKey, Collection[RowId]], *, by_batch: bool) -> None:
         """`groups`: the ids of all rows of a group. `by_batch`: the consumer reads `batch`: its ready rows have it."""
         self._groups = groups

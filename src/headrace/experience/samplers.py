@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.experience.flow import Flow
-from headrace.experience.index import Row, RowId, Sampler
+from headrace.experience.index import Sampler
+from headrace.experience.leases import Row, RowId
 from headrace.experience.ready_rows import Length, ReadyRows
 
 

@@ -26,7 +26,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from headrace.experience.columns import FinishedGroup
-from headrace.experience.index import Consumer, Lease, NewRow, Row, RowId, Sampler, StaleLease, TableError, TableIndex
+from headrace.experience.index import Sampler, TableIndex
+from headrace.experience.leases import Consumer, Lease, NewRow, Row, RowId, StaleLease, TableError
 from headrace.experience.sample import GroupKey
 from headrace.experience.shared_refs import SharedRefs
 from headrace.runtime.protocol import Clock, WaitTimeout

@@ -47,14 +47,14 @@ def _skeleton(
         setattr(config, name, value)
     model = outline(config, str(path), kind, dtype=torch.float32, **attention_of(config)).eval()
     weights = FileWeights.of(folder, model, device, head=head)
-    if weights is None or not _have_buffers(model, device):
+    if weights is None or not _fill_buffers(model, device):
         return None
     _take_generation_config(model, folder)
     return (model, weights) if _computes(model, weights) else None
 
 
 @torch.no_grad()
-def _have_buffers(model: Any, device: torch.device) -> bool:
+def _fill_buffers(model: Any, device: torch.device) -> bool:
     """Give buffers what they are made of, as transformers does for those that no file has. False where one is left."""
     stored = set(model.state_dict())
     with_buffers = [(name, module) for name, module in model.named_modules() if [*module.named_buffers(recurse=False)]]

@@ -8,7 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from headrace.engines.completions import NotServed
-from headrace.engines.pool import EnginePool, PinnedEngines
+from headrace.engines.pinned_engines import PinnedEngines
+from headrace.engines.pool import EnginePool
 from headrace.roles.context import RoleContext
 from headrace.rollout.evaluation import Evaluation
 from headrace.runtime.protocol import WaitTimeout

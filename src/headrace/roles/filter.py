@@ -7,7 +7,7 @@ from functools import cache
 
 from headrace.experience.columns import group_of
 from headrace.experience.header import GroupHeader
-from headrace.experience.index import Row
+from headrace.experience.leases import Row
 from headrace.experience.sample import Group
 from headrace.experience.samplers import whole_groups
 from headrace.roles.context import RoleContext

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 
-from headrace.experience.index import Row
+from headrace.experience.leases import Row
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
 from headrace.roles.actors.actor import TrainedRow, TrainedStep

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from headrace.engines.completions import NotServed
-from headrace.engines.pool import EnginePool, Place
+from headrace.engines.place import Place
+from headrace.engines.pool import EnginePool
 from headrace.experience.columns import FinishedGroup
 from headrace.experience.failures import FailureKind, describe
 from headrace.experience.flow import Admission, Flow

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from headrace.config.evaluation import HeldOut
 from headrace.engines.completions import NotServed
-from headrace.engines.pool import Place
+from headrace.engines.place import Place
 from headrace.experience.columns import FinishedGroup, put_samples
 from headrace.experience.failures import FailureKind, describe
 from headrace.experience.header import GroupHeader, header_of

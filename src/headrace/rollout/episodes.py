@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headrace.engines.completions import GenerationAborted, NotServed
-from headrace.engines.pool import Place
+from headrace.engines.place import Place
 from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.rewards.reward_pool import GroupScorer, Scorer

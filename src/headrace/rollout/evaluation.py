@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config.evaluation import PLAIN, HeldOut, passes
-from headrace.engines.pool import Place
+from headrace.engines.place import Place
 from headrace.experience.failures import failure_kind
 from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import EVALUATION_EPOCH, Group, GroupKey, Sample

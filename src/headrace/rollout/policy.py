@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headrace.engines.completions import Asked, Completion, Cut, GenerationAborted, complete, joined_parts
-from headrace.engines.pool import EnginePool, Place
+from headrace.engines.place import Place
+from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import FinishReason, SamplingParams, TokenChunk
 from headrace.experience.sample import GroupKey
 from headrace.experience.text.messages import Tool

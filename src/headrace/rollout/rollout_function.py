@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.config.errors import ConfigError
 from headrace.config.train import TrainConfig
-from headrace.engines.pool import Place
+from headrace.engines.place import Place
 from headrace.experience.failures import FailureKind, describe
 from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus

@@ -34,6 +34,8 @@ def seal(folder: Path, number: int, store: Files, known: Mapping[str, Digest]) -
 
 
 def verify(folder: Path, recorded: dict[str, dict[str, Any]], older: int | None, files: Files) -> None:
+    """Compare the files with what `seal` said of them. `older`: number of the checkpoint that there is beside this one,
+    for the mend. Raises RunDamaged, which names the file."""
     for name, expected in recorded.items():
         path = folder / name
         fault = _fault(path, expected, files)

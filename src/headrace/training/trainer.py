@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,45 +13,34 @@ import torch
 from torch import Tensor
 
 from headrace.models.file_weights import FileWeights
-from headrace.models.finite_weights import check_finite
-from headrace.models.loading import like
 from headrace.models.logprobs import token_logprobs
 from headrace.models.norms import use_written_out_norms
 from headrace.models.operations import TrainingOperations, matrix_rate
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
-from headrace.models.parted_files import PartedFiles, tensors_of
-from headrace.models.stored_model import NotInParts, StoredModel
-from headrace.runtime.progress import Marks, current, mark, working
+from headrace.runtime.progress import mark
 from headrace.training.deterministic import can_sum_in_order, deterministic
 from headrace.training.dropout import remove_dropout
 from headrace.training.gradient_checkpointing import checkpoint_gradients
 from headrace.training.layer_hooks import call_between_layers
 from headrace.training.layouts.ranks import WHOLE, Layout
+from headrace.training.model_files import ModelFiles, fill
 from headrace.training.optimizer.adamw import OptimizerSettings
 from headrace.training.optimizer.lr_schedule import ScheduleSettings, learning_rate
 from headrace.training.optimizer.parked import Parking
 from headrace.training.optimizer.trained_weights import TrainedWeights
 from headrace.training.optimizer.whole_weights import WholeWeights
+from headrace.training.own_reference import OwnReference
+from headrace.training.pass_marks import PassMarks
 from headrace.training.pieces import Piece
 from headrace.training.protocol import Loss, LossTerms, Outputs, StepReport
 from headrace.training.replicas import Meeting, Replicas
-from headrace.training.saved import (
-    ModelInParts,
-    SavedModel,
-    SavedTrainer,
-    SavedWeights,
-    WholeModel,
-    copied,
-    weights_of,
-)
+from headrace.training.saved import SavedModel, SavedTrainer, SavedWeights, copied, weights_of
 from headrace.training.state import (
-    WEIGHTS,
     TrainerRecord,
     read_record,
     read_rng,
     read_state,
-    read_weights,
     restore_rng,
     rng_tensors,
 )
@@ -63,8 +51,6 @@ if TYPE_CHECKING:
 
     from headrace.training.layouts.group import RankGroup
     from headrace.training.layouts.sharded_model import JointModel
-
-logger = logging.getLogger(__name__)
 
 
 class TrainerSettings(Protocol):
@@ -127,7 +113,6 @@ class HFTrainer:
         self._total_steps = total_steps
         self._temperature = temperature
         self._outputs = outputs or self._logprobs
-        self._tokenizer = tokenizer
         self._model = model.eval()
         self._source = source
         with nullcontext() if source is None else source.lent(model):
@@ -135,13 +120,13 @@ class HFTrainer:
         remove_dropout(model)
         if layout.tp == 1:
             use_written_out_norms(model, self._lm.device)
-        self._marks: Marks | None = None
-        self._between_layers = between_layers if self._lm.device.type == "cpu" else None
-        call_between_layers(model, self._at_layer)
+        self._marks = PassMarks(between_layers if self._lm.device.type == "cpu" else None)
+        call_between_layers(model, self._marks.at_layer)
         if gradient_checkpointing:
             checkpoint_gradients(model)
         self._operations = TrainingOperations(model)
         self._dtype = dtype
+        self._files = ModelFiles(model, dtype, tokenizer, joint=layout.joint)
         self._layout = layout.of_copy
         self._copies = layout.copies
         self._together = together
@@ -156,8 +141,7 @@ class HFTrainer:
         self._summed: tuple[BatchSums, float] | None = None
         """Of all ranks, and the norm of their gradients, once they are added up."""
         self._step_count = 0
-        self._keeps_reference = False
-        self._reference: list[Tensor] | None = None
+        self._reference = OwnReference()
         self._parking = Parking()
         self._sleeps = False
         self._forgets = False
@@ -258,7 +242,7 @@ class HFTrainer:
         from headrace.training.layouts.sharded_model import joint_model
         from headrace.training.optimizer.sharded_weights import ShardedWeights
 
-        _ = self._stored
+        self._files.prepare()
         ranks = self._ranks = RankGroup(self._layout, rank, meeting, seconds, self._lm.device)
         budget = self._config.max_tokens_per_microbatch * self._layout.cp
         source, self._source = self._source, None
@@ -270,8 +254,8 @@ class HFTrainer:
         )
         self._trained = ShardedWeights(self._model, outlines, self._dtype, self._config.optimizer, ranks)
         if source is not None:
-            _fill(self._trained, source)
-        if self._keeps_reference:
+            fill(self._trained, source)
+        if self._reference.is_wanted:
             self.keep_reference()
 
     def pair(self, replica: int, meeting: Meeting | int, seconds: float) -> None:
@@ -291,7 +275,7 @@ class HFTrainer:
         counts = torch.tensor([self._step_count, weights.updates])
         state, rng = weights.state(to_fill=not gives), rng_tensors(self._lm.device)
         tensors = [piece.tensor for piece in state.values()]
-        others.tell([counts, *tensors, *(self._reference or ()), *rng.values()], replica)
+        others.tell([counts, *tensors, *self._reference.tensors, *rng.values()], replica)
         if not gives:
             restore_rng(rng, self._lm.device)
             weights.publish()
@@ -314,7 +298,7 @@ class HFTrainer:
         weights, parking = self._weights, self._parking
         self._sleeps = True
         weights.sleep(gradients=self._sums.forwarded_tokens > 0)
-        parking.park(self._reference or ())
+        parking.park(self._reference.tensors)
         if self._joint is not None:
             self._joint.rest()
         if self._lm.device.type == "cuda":
@@ -344,31 +328,25 @@ class HFTrainer:
 
     def keep_reference(self) -> None:
         """Keep a copy of the weights as they are now, for `reference_logprobs`; before `join`, of those then."""
-        self._keeps_reference = True
+        self._reference.is_wanted = True
         if self._trained is not None:
-            self._reference = self._weights.copy()
+            self._reference.keep(self._weights)
 
     @torch.no_grad()
     def reference_logprobs(self, micro: MicroBatch) -> Tensor:
         """As `logprobs`, under the weights of `keep_reference`."""
-        assert self._reference is not None, "keep_reference was not called"
-        with self._weights.holding(self._reference):
+        with self._reference.in_place(self._weights):
             return self.logprobs(micro)
 
     @torch.no_grad()
     def saved_reference(self, *, copies: bool) -> SavedWeights:
         """The weights of `keep_reference`, as `saved`."""
-        assert self._reference is not None, "keep_reference was not called"
-        shapes = {name: tensor.shape for name, tensor in self._weights.outlines().items()}
-        files = PartedFiles(tensors_of(shapes, self._dtype), WEIGHTS)
-        weights = self._weights.pieces(self._reference)
-        return SavedWeights(files, copied(weights) if copies else weights, self.is_first)
+        return self._reference.saved(self._weights, self._dtype, copies=copies, leads=self.is_first)
 
     @torch.no_grad()
     def load_reference(self, path: Path) -> None:
         """What was written of `saved_reference`. Raises CheckpointError."""
-        assert self._reference is not None, "keep_reference was not called"
-        self._weights.fill(self._reference, read_weights(path, self._weights.outlines()))
+        self._reference.load(path, self._weights)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         return self._weights.named()
@@ -379,10 +357,9 @@ class HFTrainer:
 
     def pieces(self) -> Iterator[tuple[str, Piece]]:
         """What this rank has of `tensors`, in float32: of ranks that have the same the first alone has it. Views."""
-        for name, piece in self._weights.state().items():
-            kind, _, of = name.partition(".")
-            if kind == "master" and piece.is_first and piece.tensor.numel():
-                yield of, piece
+        for name, piece in weights_of(self._weights.state()).items():
+            if piece.is_first and piece.tensor.numel():
+                yield name, piece
 
     @torch.no_grad()
     def saved(self, *, copies: bool) -> SavedTrainer:
@@ -422,22 +399,7 @@ class HFTrainer:
         self._saved_model(self._weights.state(), copies=False).write(path)
 
     def _saved_model(self, state: Mapping[str, Piece], *, copies: bool) -> SavedModel:
-        tokenizer = self._tokenizer() if self.is_first and self._tokenizer is not None else None
-        if (files := self._stored) is not None:
-            return ModelInParts(files, weights_of(state), self.is_first, tokenizer)
-        tensors = self.gathered(copies=copies)
-        return WholeModel(like(self._model, tensors, self._dtype) if self.is_first else None, tokenizer)
-
-    @cached_property
-    def _stored(self) -> StoredModel | None:
-        """Worked out while the model is whole. None where its files can be written by who has all of it alone."""
-        model = self._model if hasattr(self._model, "save_pretrained") else like(self._model, {}, self._dtype)
-        joint = self._layout.joint
-        trained = {name for name, one in model.named_parameters() if one.requires_grad or joint}
-        try:
-            return StoredModel(model, self._dtype, trained)
-        except NotInParts:
-            return None
+        return self._files.saved(state, partial(self.gathered, copies=copies), leads=self.is_first)
 
     @property
     def _weights(self) -> TrainedWeights:
@@ -458,21 +420,10 @@ class HFTrainer:
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """On a micro-batch, and says how far it is."""
+        """On a micro-batch."""
         self._check_awake()
-        self._marks = current()
-        try:
-            with working("microbatch"):
-                yield
-        finally:
-            self._marks = None
-
-    def _at_layer(self) -> None:
-        """On whichever thread computes a pass: backward passes on a device have one of torch's."""
-        if (marks := self._marks) is not None:
-            marks.mark("layer")
-        if self._between_layers is not None:
-            self._between_layers()
+        with self._marks.at_work():
+            yield
 
     def _pass(self, outputs: Outputs, micro: MicroBatch) -> Tensor:
         return outputs(self._lm, micro) if self._joint is None else self._joint.compute(outputs, micro)
@@ -497,16 +448,6 @@ class HFTrainer:
                 self._model.zero_grad(set_to_none=True)
             else:
                 self.discard()
-
-
-def _fill(weights: TrainedWeights, source: FileWeights) -> None:
-    """Raises ConfigError for what is not finite."""
-    own = weights_of(weights.state(to_fill=True))
-    for name, piece in own.items():
-        if piece.tensor.numel():
-            source.read(name, piece.begin, piece.tensor)
-    check_finite(str(source.folder), ((name, piece.tensor) for name, piece in own.items()))
-    weights.publish()
 
 
 def _logprobs_at(temperature: float, lm: PackedLM, micro: MicroBatch) -> Tensor:

@@ -11,8 +11,8 @@ from headrace.config import TrainConfig
 from headrace.controller.simulation.outside import Costs
 from headrace.controller.simulation.simulated_rollouts import RolloutFaults
 from headrace.controller.simulation.simulated_run import Faults, Outcome, simulate
-from headrace.engines.simulated import EngineFaults
 from headrace.engines.simulated_answers import Answers
+from headrace.engines.simulated_costs import EngineFaults
 
 LIMIT_S = 3_000.0
 """Of virtual time, in which each case ends."""

@@ -26,8 +26,9 @@ from headrace.controller.simulation.simulated_rollouts import RolloutFaults, sim
 from headrace.controller.tracking import Tell
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine
-from headrace.engines.simulated import NO_FAULTS, EngineCosts, EngineFaults, SimulatedEngine
+from headrace.engines.simulated import SimulatedEngine
 from headrace.engines.simulated_answers import Answers
+from headrace.engines.simulated_costs import NO_FAULTS, EngineCosts, EngineFaults
 from headrace.experience.columns import FinishedGroup
 from headrace.rewards.judge import Ask
 from headrace.rewards.simulated import RewardCosts, SimulatedRewards

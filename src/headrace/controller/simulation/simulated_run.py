@@ -22,7 +22,7 @@ from headrace.controller.simulation.simulated_functions import FunctionsFaults
 from headrace.controller.simulation.simulated_rollouts import RolloutFaults
 from headrace.controller.stopping import StopRequest
 from headrace.controller.train import Ended, train
-from headrace.engines.simulated import EngineFaults
+from headrace.engines.simulated_costs import EngineFaults
 from headrace.experience.columns import COLUMN_TYPES
 from headrace.observe.run_record import RunRecord, RunWatcher
 from headrace.runtime.virtual import VirtualClock, VirtualRuntime, run_virtually

@@ -12,11 +12,12 @@ import torch
 
 from headrace.config import EngineConfig
 from headrace.engines.embedded.cache_plan import CachePlan, plan_cache
-from headrace.engines.embedded.changes import Move, Swap, is_to_take
+from headrace.engines.embedded.changes import Move, Swap
 from headrace.engines.embedded.core import EngineCore, Output
 from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.embedded.skeleton import Skeleton
-from headrace.engines.own_pin import Pin
+from headrace.engines.held_version import Pin, Pins, is_to_take
+from headrace.engines.liveness import Liveness
 from headrace.engines.protocol import (
     EngineError,
     EngineStats,
@@ -37,7 +38,6 @@ from headrace.weights.version import INITIAL, Version
 LANE = "engine"
 """Unless another is given."""
 _WEIGHTS_LANE = "weights"
-_PIN_DEADLINE_S = 3600.0
 _SWAP_DEADLINE_S = 3600.0
 _STOP_DEADLINE_S = 60.0
 
@@ -81,12 +81,11 @@ class EmbeddedEngine:
         self._planned = cache
         self._core: EngineCore | None = None
         self._task: asyncio.Task[None] | None = None
-        self._failure: Exception | None = None
+        self._liveness = Liveness()
         self._final: EngineStats | None = None
         """Of an engine that died."""
         self._killed: str | None = None
         self._skeleton: Skeleton | None = None
-        self._stopping = False
         self._clients: dict[str, _Client] = {}
         self._arrived: list[Sequence] = []
         self._to_abort: list[Sequence] = []
@@ -95,8 +94,8 @@ class EmbeddedEngine:
         self._swap: Swap | None = None
         self._move: Move | None = None
         self._updating = asyncio.Lock()
-        self._pins = 0
         self._changed = Signal()
+        self._pins = Pins(self._changed, self._nudge)
         self._work = asyncio.Event()
         self._idle_s = 0.0
         self._idle_since: float | None = None
@@ -119,7 +118,7 @@ class EmbeddedEngine:
 
     @property
     def failure(self) -> Exception | None:
-        return self._failure
+        return self._liveness.failure
 
     @property
     def slots(self) -> int:
@@ -133,12 +132,13 @@ class EmbeddedEngine:
         if self._task is not None:
             raise EngineError("the engine was started already")
         self._core = await self._runtime.compute(self._lane, self._build)
+        self._liveness.started = True
         self._task = self._runtime.spawn(self._serve(), "embedded engine")
 
     async def stop(self) -> None:
         if self._task is None:
             return
-        self._stopping = True
+        self._liveness.stopping = True
         self._nudge()
         await self._runtime.clock.wait_for(self._task, _STOP_DEADLINE_S, "the engine's last decode step")
         self._final = self.stats()
@@ -191,7 +191,7 @@ class EmbeddedEngine:
             self._nudge()
             try:
                 await self._changed.wait_until(
-                    lambda: swap.is_done or self._failure is not None or self._stopping,
+                    lambda: swap.is_done or self._liveness.has_ended,
                     clock,
                     _SWAP_DEADLINE_S,
                     lambda: f"{len(core.scheduler.in_flight)} sequences in flight, to swap to {new.version}",
@@ -221,12 +221,7 @@ class EmbeddedEngine:
 
     async def _let_go(self, then: str) -> None:
         """Until no pin holds the version."""
-        await self._changed.wait_until(
-            lambda: self._pins == 0 or self._failure is not None,
-            self._runtime.clock,
-            _PIN_DEADLINE_S,
-            lambda: f"{self._pins} pins on version {self.version} to be released before it is {then}",
-        )
+        await self._pins.all_released(self._runtime.clock, self.version, then, lambda: self._liveness.is_dead)
         self._serving()
 
     async def _between_steps(self, make: Callable[[], None], what: str) -> None:
@@ -235,7 +230,7 @@ class EmbeddedEngine:
         self._nudge()
         try:
             await self._changed.wait_until(
-                lambda: move.is_done or self._failure is not None or self._stopping,
+                lambda: move.is_done or self._liveness.has_ended,
                 self._runtime.clock,
                 _SWAP_DEADLINE_S,
                 lambda: what,
@@ -248,8 +243,7 @@ class EmbeddedEngine:
 
     def pin(self) -> Pin:
         self._serving()
-        self._pins += 1
-        return Pin(self.version, self._release_pin)
+        return self._pins.pin(self.version)
 
     def kill(self, reason: str) -> None:
         """Die of `reason` before the next step: what a fault of the engine's own does, for whoever must see one."""
@@ -310,10 +304,8 @@ class EmbeddedEngine:
 
     def _serving(self) -> EngineCore:
         """The core. Raises EngineError if the engine does not serve."""
-        if self._failure is not None:
-            raise EngineError(f"the engine died: {self._failure}") from self._failure
-        if self._core is None or self._stopping:
-            raise EngineError("the engine is not running: start it first, and ask nothing of it after stop")
+        self._liveness.check()
+        assert self._core is not None
         return self._core
 
     def _nudge(self, interrupt: bool = True) -> None:
@@ -325,7 +317,7 @@ class EmbeddedEngine:
     async def _serve(self) -> None:
         core = self._serving()
         try:
-            while not self._stopping:
+            while not self._liveness.stopping:
                 self._work.clear()
                 core.interrupt = False
                 if self._killed is not None:
@@ -397,7 +389,7 @@ class EmbeddedEngine:
 
     def _fail(self, error: Exception) -> None:
         """The engine is dead: nobody may wait for it. What was sampled is handed out, its memory is free."""
-        self._failure = error
+        self._liveness.failure = error
         for client in self._clients.values():
             if client.sequence.request.stream and client.sequence.sampled > client.sequence.emitted:
                 client.chunks.put_nowait(client.sequence.take_chunk())
@@ -408,8 +400,3 @@ class EmbeddedEngine:
     def _is_newer(self, offered: Version | None) -> bool:
         """Raises WeightError."""
         return is_to_take(offered, self.version, anew=Tag.WEIGHTS in self.asleep)
-
-    def _release_pin(self) -> None:
-        self._pins -= 1
-        self._nudge()
-        self._changed.notify()

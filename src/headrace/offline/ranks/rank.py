@@ -91,10 +91,6 @@ class OfflineRank:
         """See `Trainer.step`."""
         return self._trained.trainer.step()
 
-    def discard(self) -> None:
-        """See `Trainer.discard`."""
-        self._trained.trainer.discard()
-
     def measured(self, micros: Sequence[Sequence[PackRow]]) -> list[dict[str, Any]]:
         """See `TrainedModel.measured`: of each micro-batch with rows; nothing if another rank tells it."""
         found = [(rows, self._trained.measured(rows)) for rows in micros]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from headrace.experience.header import Span
-from headrace.experience.index import Row, StaleLease
+from headrace.experience.leases import Row, StaleLease
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
 from headrace.models.packing import PackRow, plan_microbatches

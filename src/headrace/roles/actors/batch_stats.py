@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.experience.header import SampleHeader, Span
-from headrace.experience.index import Row
+from headrace.experience.leases import Row
 from headrace.experience.sample import GroupKey
 from headrace.training.rows.spans import OUR_FAULT, StalenessError
 from headrace.weights.version import Lineage

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from headrace.experience.index import StaleLease
+from headrace.experience.leases import StaleLease
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
 from headrace.models.packing import plan_microbatches

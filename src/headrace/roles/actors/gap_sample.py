@@ -14,7 +14,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from headrace.engines.completions import GenerationAborted
-from headrace.engines.pool import EnginePool, Place
+from headrace.engines.place import Place
+from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import EngineError, RequestError
 from headrace.experience.header import mask_of, spans_of
 from headrace.experience.prompts.dataset import PromptDataset

@@ -11,7 +11,7 @@ from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
-from headrace.engines.pool import Place
+from headrace.engines.place import Place
 from headrace.experience.columns import SAMPLE_COLUMNS, group_of
 from headrace.experience.header import GroupHeader, header_of
 from headrace.experience.records.codec import encode_group

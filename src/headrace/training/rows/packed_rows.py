@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.experience.columns import COLUMN_TYPES, EXPERTS, OnChosenTokens, read
 from headrace.experience.header import SampleHeader, Span, mask_of
-from headrace.experience.index import Row
+from headrace.experience.leases import Row
 from headrace.experience.sample import GroupKey, SampleStatus
 from headrace.models.packing import PackRow
 from headrace.runtime.refs import Ref, Refs

@@ -1,0 +1,215 @@
+"""The weights that a server has, and how it comes to newer ones.
+
+New weights are loaded only while the server is paused and all that it sampled before has been read. Nothing sampled
+under them is handed out before the swap check has passed. Where that fails the server rests: what it has loaded is of
+no version, and nothing is sampled until another update succeeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from headrace.engines.liveness import Liveness
+from headrace.engines.protocol import EngineError, SwapMode, SwapReport
+from headrace.engines.servers.answers import name_of
+from headrace.engines.servers.dialect import Dialect
+from headrace.engines.servers.in_flight import InFlight
+from headrace.runtime.protocol import Clock
+from headrace.runtime.signal import Signal
+from headrace.weights.plane import WeightError, WeightOffer, WeightReceiver
+from headrace.weights.version import Version
+
+T = TypeVar("T")
+
+_DRAIN_S = 3600.0
+_READ_S = 10.0
+"""In which what a paused server has sampled must have come."""
+_LOOK_S = 0.01
+_TRIES = 3
+"""Versions that are tried one after another, each of which overtook the one before."""
+_HELD_S = 0.03
+"""After which requests that are still open are taken to be held."""
+
+
+class LoadedWeights:
+    def __init__(
+        self,
+        dialect: Dialect,
+        in_flight: InFlight,
+        liveness: Liveness,
+        changed: Signal,
+        clock: Clock,
+        *,
+        dtype: str,
+        rests: bool,
+    ) -> None:
+        """`changed`: notified when the server serves again. `dtype`: that it computes in, as `bfloat16`. `rests`: what
+        it has loaded is of no version."""
+        self.rests = rests
+        self.is_swapping = False
+        self.stall_s = 0.0
+        """Seconds in which weights were exchanged."""
+        self._dialect = dialect
+        self._in_flight = in_flight
+        self._liveness = liveness
+        self._changed = changed
+        self._clock = clock
+        self._dtype = dtype
+        self._at_work: asyncio.Task[Any] | None = None
+        """What is awaited of the server."""
+
+    @property
+    def serves(self) -> bool:
+        """What is asked of the server goes there; else it waits."""
+        return not (self.is_swapping or self.rests)
+
+    async def swap(self, offer: WeightOffer, receiver: WeightReceiver, mode: SwapMode) -> SwapReport:
+        """Have the server take them. Raises WeightError, EngineError."""
+        self.is_swapping = True
+        try:
+            interrupted = await self._unless_dead(self._pause(mode, offer.version))
+            began = self._clock.now()
+            try:
+                version = await self._exchange_newest(offer, receiver)
+            except BaseException:
+                self.rests = True
+                raise
+            finally:
+                self.stall_s += self._clock.now() - began
+            self._in_flight.version, self.rests = version, False
+        finally:
+            self.is_swapping = False
+            self._changed.notify()
+        self._in_flight.release()
+        return SwapReport(version, self._clock.now() - began, 0.0, 0, interrupted)
+
+    def break_off(self) -> None:
+        """The server is dead: whoever awaits something of it hears so."""
+        if self._at_work is not None:
+            self._at_work.cancel()
+
+    async def _unless_dead(self, work: Coroutine[Any, Any, T]) -> T:
+        """Raises EngineError once the server is dead, whatever it still owes."""
+        task = self._at_work = asyncio.ensure_future(work)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            own = asyncio.current_task()
+            if own is None or not own.cancelling():
+                self._liveness.check()
+            raise
+        finally:
+            self._at_work = None
+
+    async def _pause(self, mode: SwapMode, version: Version) -> int:
+        """Have the server pause, and read what it has sampled. How many requests that found in flight. Raises
+        EngineError, and the server goes on."""
+        in_flight = self._in_flight
+        try:
+            if mode is SwapMode.DRAIN:
+                await in_flight.until_none(_DRAIN_S, f"before {version} can be loaded")
+            found = len(in_flight)
+            retracts = self._dialect.retracts
+            rests = mode is SwapMode.KEEP or (mode is SwapMode.RECOMPUTE and retracts)
+            if mode is SwapMode.KEEP and in_flight.count.before is None and not retracts:
+                mode, rests = SwapMode.RECOMPUTE, False
+            await self._dialect.pause(mode)
+            if rests:
+                if in_flight.count.before is None:
+                    await self._count_anew()
+                await self._read_up()
+            else:
+                await self._until_ended()
+                await self._count_anew()
+        except BaseException:
+            if not self.rests and not self._liveness.is_dead:
+                with suppress(EngineError):
+                    await self._dialect.resume()
+            raise
+        return found
+
+    async def _count_anew(self) -> None:
+        self._in_flight.count.begin(await self._dialect.sampled())
+
+    async def _read_up(self) -> None:
+        """Until all that the paused server has sampled has come: it says so, twice where what it says may be late.
+        Raises EngineError if it does not."""
+        in_flight, looks = self._in_flight, 1 if self._dialect.retracts else 2
+        end, agreed = self._clock.now() + _READ_S, 0
+        while in_flight and agreed < looks:
+            told = await self._dialect.sampled()
+            came = in_flight.count.handed_out
+            agreed = agreed + 1 if told == came else 0
+            if self._clock.now() >= end:
+                raise EngineError(
+                    f"{self._dialect.name} says that it has sampled {told} tokens, and {came} came within {_READ_S:g} s"
+                )
+            if agreed < looks:
+                await self._clock.sleep(_LOOK_S)
+
+    async def _until_ended(self) -> None:
+        """The paused server has ended what it had. What reached it only then is held there, and is ended by name.
+        Raises EngineError."""
+        in_flight = self._in_flight
+        end = self._clock.now() + _READ_S
+        while in_flight:
+            with suppress(EngineError):
+                await in_flight.until_none(_HELD_S, "")
+            self._liveness.check()
+            if not in_flight:
+                return
+            if self._clock.now() >= end:
+                raise EngineError(f"{len(in_flight)} requests did not end within {_READ_S:g} s, though all were ended")
+            await self._dialect.abort(in_flight.names)
+
+    async def _exchange_newest(self, offer: WeightOffer, receiver: WeightReceiver) -> Version:
+        """One that fails and was overtaken meanwhile, whose bytes are perhaps gone, gives way to the newest at once.
+        Raises as `_exchange`."""
+        left = _TRIES
+        while True:
+            left -= 1
+            try:
+                await self._unless_dead(self._exchange(offer))
+                return offer.version
+            except (WeightError, EngineError):
+                newest = receiver.offer()
+                if left == 0 or self._liveness.is_dead or newest is None or newest.version == offer.version:
+                    raise
+                offer = newest
+            finally:
+                self._in_flight.checking = None
+
+    async def _exchange(self, offer: WeightOffer) -> None:
+        """Raises WeightError, EngineError: the server rests, and what it has loaded is of no version."""
+        await self._dialect.load(offer, name_of(offer.version))
+        self._in_flight.checking = offer.version
+        await self._dialect.resume()
+        try:
+            await self._check(offer)
+        except BaseException:
+            await self._take_back()
+            raise
+
+    async def _check(self, offer: WeightOffer) -> None:
+        """Raises WeightError."""
+        check, count = offer.swap_check, self._in_flight.count
+        if check is None:
+            return
+        before, count.before = count.before, None
+        found = await self._dialect.score(check.tokens)
+        count.before = None if before is None else before + len(check.tokens)
+        fault = check.fault(found, self._dtype)
+        if fault is not None:
+            raise WeightError(f"{self._dialect.name} was refused {offer.version}: {fault}")
+
+    async def _take_back(self) -> None:
+        """Let nobody have what was sampled under weights that are refused."""
+        if not self._liveness.is_dead:
+            with suppress(EngineError):
+                await self._dialect.pause(SwapMode.RECOMPUTE)
+                if self._dialect.retracts:
+                    await self._dialect.abort(self._in_flight.names)
+        self._in_flight.refuse()
