@@ -19,14 +19,16 @@ from headrace.engines.protocol import SwapMode
 from headrace.training.frozen import FrozenScorer
 from headrace.training.taking import scored, taken
 from headrace.weights import swap_check
-from headrace.weights.plane import WeightError, WeightPublisher
+from headrace.weights.manifest import build_manifest
+from headrace.weights.parts import OpenSlot, Part, PartWriter, require_all
+from headrace.weights.plane import Snapshot, WeightError, WeightPublisher
 from headrace.weights.receiving import receiver_of
 from headrace.weights.shm import ShmPublisher
 from headrace.weights.swap_check import SwapCheck, check_tokens, make_check
 from headrace.weights.transport import open_transport
 from headrace.weights.version import INITIAL, Version
 
-ONE, TWO = Version(0, 1), Version(0, 2)
+ONE, TWO, THREE = (Version(0, number) for number in (1, 2, 3))
 
 
 def check_of(model: Any, temperature: float = 0.8, *, routes: bool = True) -> SwapCheck:
@@ -122,6 +124,51 @@ def test_a_faulty_version_is_refused_and_the_old_one_goes_on(name: str, fault: s
             publisher.send(publisher.snapshot(TWO, new.named_parameters(), check_of(new)))
             await engine.update(publisher.receiver(), SwapMode.RECOMPUTE)
             assert engine.version == TWO, "the next one is whole"
+
+    asyncio.run(run())
+
+
+def by_parts(publisher: ShmPublisher, version: Version, model: Any, fault: str | None = None) -> None:
+    """As two ranks publish it that have half of each tensor's rows. With a `fault`, the second one's, all bytes are
+    told all the same."""
+    tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    manifest = build_manifest(version, tensors, checksums=False)
+    slot = publisher.begin(manifest)
+    opened, told = OpenSlot(publisher.address, slot.generation), 0
+    for rank in range(2):
+        parts = []
+        for name, whole in tensors.items():
+            half = len(whole) // 2
+            begin, own = (half, whole[half:]) if rank else (0, whole[:half])
+            if rank and fault == "a row too early":
+                begin -= 1
+            if rank and fault == "not written":
+                told += own.numel() * own.element_size()
+                continue
+            parts.append(Part(name, (begin, *[0] * (own.dim() - 1)), own))
+        told += PartWriter().write(opened, parts)
+    require_all(manifest, told)
+    publisher.send(Snapshot(manifest, slot.tensors, check_of(model)))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("fault", ["a row too early", "not written"])
+def test_a_part_that_a_rank_tells_and_did_not_write_is_found(name: str, fault: str, tmp_path: Path) -> None:
+    """What lies there instead is of the version before the last one."""
+    publisher, old, new = ShmPublisher(tmp_path), tiny_model(name, 0), tiny_model(name, 1)
+    for number in range(2):
+        by_parts(publisher, Version(0, number), old)
+    by_parts(publisher, TWO, new, fault)
+
+    async def run() -> None:
+        async with serving(old) as engine:
+            with pytest.raises(WeightError, match=r"v2 did not arrive as it was published: it gives 256 tokens"):
+                await engine.update(publisher.receiver(), SwapMode.RECOMPUTE)
+            chunk = await collect(engine, request("r", prompt(1, 6), 5))
+            assert set(chunk.versions.tolist()) == {0}
+            by_parts(publisher, THREE, new)
+            await engine.update(publisher.receiver(), SwapMode.RECOMPUTE)
+            assert engine.version == THREE
 
     asyncio.run(run())
 
