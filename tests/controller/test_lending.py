@@ -13,13 +13,17 @@ import psutil
 import pytest
 import torch
 from controller_jobs import CHARACTERS, CONFIGS, make_job
+from killing import require_nothing_lost
 
 from headrace.cli.main import main
 from headrace.config import TrainConfig, load_config
 from headrace.controller.planning.memory_estimate import estimate_memory
 from headrace.engines.lent import LentEngines
+from headrace.engines.member import Member
+from headrace.roles.lending import Lending
 from headrace.roles.lending_rule import LendingRule
 from headrace.store import RunReader
+from headrace.training.group import TrainerGroup
 
 BATCHES = 4
 LENT = {"engine__lent": 1, "trainer__batches": BATCHES, "data__eval": None, "runtime__threads": 1}
@@ -107,3 +111,61 @@ def test_with_processes_of_which_the_lent_one_is_killed(tmp_path: Path, monkeypa
     assert first["tokens"] > 0
     assert 0 < summary["time"]["lent"] < 1
     assert summary["time"]["busy"]["engine 1 (lent)"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    "kills",
+    [[("serves", "trainer/0"), ("sleeps", "lent/0")], [("serves", "lent/0"), ("wakes", "trainer/0")]],
+    ids=["trainer, then engine", "engine, then trainer"],
+)
+def test_whoever_is_killed_while_devices_are_lent_or_on_their_way_back_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: list[tuple[str, str]]
+) -> None:
+    """The one as the lent engine serves, the other in a later batch, as it is told to sleep, or the trainer to wake,
+    before the last group is there."""
+    monkeypatch.setattr(LendingRule, "lends", lambda rule: True)
+    monkeypatch.setattr(LendingRule, "ends", lambda rule, missing: missing <= 1)
+    left, here, batches = [*kills], psutil.Process(), {-1, 0}
+
+    def at(moment: str, batch: int) -> None:
+        if not left or moment != left[0][0] or batch in batches:
+            return
+        batches.add(batch)
+        _, name = left.pop(0)
+        (victim,) = (each for each in here.children() if name in " ".join(each.cmdline()))
+        os.kill(victim.pid, signal.SIGKILL)
+
+    look, sleep, wake, now = Lending._look_at_batch, LentEngines.put_to_sleep, TrainerGroup.wake, -1
+
+    def looked(lending: Lending) -> None:
+        nonlocal now
+        period = lending._period
+        if period is not None:
+            now = period.batch
+            if period.served_at is not None and period.back is None:
+                at("serves", now)
+        look(lending)
+
+    async def put_to_sleep(engines: LentEngines, member: Member, seconds: float) -> None:
+        at("sleeps", now)
+        await sleep(engines, member, seconds)
+
+    async def woken(group: TrainerGroup) -> None:
+        at("wakes", now)
+        await wake(group)
+
+    monkeypatch.setattr(Lending, "_look_at_batch", looked)
+    monkeypatch.setattr(LentEngines, "put_to_sleep", put_to_sleep)
+    monkeypatch.setattr(TrainerGroup, "wake", woken)
+    job = {"async__mode": "sync", "record__journal": "all", "checkpoint__every": 2}
+    long = {"rollout__prompts_per_batch": 4, "rollout__sampling": {"max_new_tokens": 64}}
+    events, records, _ = trained(tmp_path, **job, **long, **PROCESSES)
+    kinds = [event.kind for event in events]
+    assert not left
+    assert (kinds.count("engine_died"), kinds.count("trainer_lost"), kinds.count("went_back")) == (1, 1, 1)
+    assert [record["batch"] for record in records] == [*range(BATCHES)]
+    assert all(set(record["staleness"]) == {"0"} for record in records)
+    assert max(event.data["early_s"] for event in events if event.kind == "lent") > 0
+    require_nothing_lost(tmp_path / "run", 0)

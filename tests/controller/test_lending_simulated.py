@@ -12,6 +12,7 @@ from headrace.controller.simulation.outside import Costs
 from headrace.controller.simulation.simulated_run import FOLDER, Faults, Outcome, simulate
 from headrace.engines.simulated_answers import Answers
 from headrace.engines.simulated_costs import EngineCosts, EngineFaults
+from headrace.roles.lending_rule import LendingRule
 from headrace.store import RunReader
 
 LENT = {"engine__lent": 1}
@@ -59,6 +60,19 @@ def test_nothing_is_lent_where_that_takes_more_than_it_gives() -> None:
     slow = Costs(engine=EngineCosts(sleep_s=10.0, sequence_s=2e-3), answers=Answers(mean_tokens=40, spread=0.5))
     outcome = ended(costs=slow, async__mode="sync", **LENT)
     assert [event["batch"] for event in events(outcome, "lent")] == [0]
+
+
+def test_where_the_way_back_takes_long_it_begins_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 s; the same groups are trained."""
+    slow = Costs(engine=EngineCosts(sequence_s=2e-3, sleep_s=4.0), answers=Answers(mean_tokens=200, spread=1.0))
+    early = ended(costs=slow, async__mode="sync", **LENT)
+    monkeypatch.setattr(LendingRule, "ends", lambda rule, missing: False)
+    late = ended(costs=slow, async__mode="sync", **LENT)
+    assert early.seconds < 0.98 * late.seconds
+    assert sum(event["early_s"] > 0 for event in events(early, "lent")) >= 3
+    assert {event["early_s"] for event in events(late, "lent")} == {0.0}
+    keys = [[(batch, group.key) for batch, group in trained_groups(each)] for each in (early, late)]
+    assert keys[0] == keys[1]
 
 
 def test_a_lent_engine_that_dies_comes_back_and_a_trainer_that_dies_as_well() -> None:

@@ -22,9 +22,10 @@ from headrace.observe.waits import WaitMeter
 from headrace.roles import lending
 from headrace.roles.context import RoleContext
 from headrace.roles.lending import Lending
-from headrace.roles.lending_rule import LendingRule
+from headrace.roles.lending_rule import LendingRule, Lent
 from headrace.runtime.signal import Signal
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
+from headrace.runtime.workers import WorkerLost
 from headrace.weights.version import INITIAL, Version
 
 COSTS = EngineCosts(slots=4)
@@ -55,7 +56,9 @@ class House:
         for member in self.pool.members:
             member.state = EngineState.SERVING
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.flow: Any = SimpleNamespace(is_sealed=False, is_finished=False, changed=Signal(), batch=0)
+        self.flow: Any = SimpleNamespace(
+            is_sealed=False, is_finished=False, changed=Signal(), batch=0, missing_groups=4
+        )
         self.pool.changed.listen(self.flow.changed.notify)
         table: Any = None
         context = RoleContext(
@@ -64,6 +67,15 @@ class House:
         self.activity = context.activity
         self.model = Model()
         self.lending = Lending(context, self.pool, [self.model], LendingRule(1, 1), groups=4)
+
+    def knows(self) -> None:
+        """The last group takes half a second, and the way back two."""
+        self.lending._rule.lent(Lent(seconds=10.0, begin_s=None, share=0.5, back_s=2.0, left_s={1: 0.5}))
+
+    def lacks(self, groups: int) -> None:
+        """The batch."""
+        self.flow.missing_groups, self.flow.is_sealed = groups, not groups
+        self.flow.changed.notify()
 
     async def kill(self, index: int, reason: str) -> None:
         self.killed.append(index)
@@ -172,6 +184,32 @@ def test_one_that_does_not_sleep_in_time_is_lost_and_its_process_ended(monkeypat
     virtually(body)
 
 
+def test_one_that_is_being_made_anew_when_its_time_is_over_is_not_waited_for() -> None:
+    async def body(house: House) -> None:
+        member, killed = house.pool.members[1], asyncio.Event()
+
+        async def revive(dead: Any, receiver: Any) -> Any:
+            await killed.wait()
+            raise EngineError("its process was ended")
+
+        async def kill(index: int, reason: str) -> None:
+            killed.set()
+
+        member.revive, house.pool.lending._kill = revive, kill
+        member.state = EngineState.EJECTED
+        returns = asyncio.ensure_future(house.pool.come_back(member, None))
+        await house.passes(1.0)
+        assert member.state is EngineState.STARTING
+        began = house.runtime.clock.now()
+        await house.lending.train()
+        assert house.runtime.clock.now() == began
+        assert not house.model.sleeps
+        with pytest.raises(EngineError, match="ended"):
+            await returns
+
+    virtually(body)
+
+
 def test_those_that_train_have_rows_of_a_whole_batch_while_it_is_lent() -> None:
     async def body(house: House) -> None:
         assert house.lending.holds_rows
@@ -184,6 +222,88 @@ def test_those_that_train_have_rows_of_a_whole_batch_while_it_is_lent() -> None:
         assert not house.model.sleeps
         assert not house.lending.holds_rows
         assert not house.activity.lent
+
+    virtually(body)
+
+
+def test_the_way_back_begins_before_the_batch_is_there_and_rows_come_behind_it() -> None:
+    async def body(house: House) -> None:
+        house.knows()
+        scorer = house.runtime.spawn(house.lending.of_batch(), "critic")
+        house.lacks(2)
+        await house.passes(1.0)
+        assert house.model.sleeps
+        house.lacks(1)
+        began = house.runtime.clock.now()
+        await house.passes(1.5)
+        assert not house.model.sleeps
+        assert len(house.engines[1].asleep) == ALL
+        assert not house.activity.lent
+        assert house.lending.holds_rows
+        assert not scorer.done()
+        house.lacks(0)
+        await scorer
+        assert house.runtime.clock.now() == began + 1.5
+        assert not house.lending.holds_rows
+        ((_, event),) = house.events
+        assert (event["until"], event["early_s"]) == (began, 1.5)
+        assert 0 < event["back_s"] < 1.5
+        house.knows()
+        house.flow.batch = 1
+        house.lacks(1)
+        house.lending.trained()
+        await house.lending.generate()
+        assert not house.model.sleeps, "for one group it is not worth it"
+        house.lacks(4)
+        house.lending.trained()
+        await house.lending.generate()
+        assert house.model.sleeps
+
+    virtually(body)
+
+
+def test_it_is_lent_again_if_nobody_is_left_who_makes_the_rest() -> None:
+    async def body(house: House) -> None:
+        house.knows()
+        house.lacks(1)
+        await house.passes(1.0)
+        assert not house.model.sleeps
+        house.pool.members[0].state = EngineState.GONE
+        house.pool.changed.notify()
+        await house.passes(1.0)
+        assert house.model.sleeps
+        assert not house.pool.members[1].away
+        assert house.activity.lent
+        house.pool.members[0].state = EngineState.SERVING
+        house.lacks(1)
+        await house.passes(1.0)
+        assert house.model.sleeps, "until the batch is there"
+        house.lacks(0)
+        await house.lending.train()
+        assert not house.model.sleeps
+
+    virtually(body)
+
+
+def test_a_model_that_is_lost_on_the_early_way_back_is_told_to_whoever_trains() -> None:
+    async def body(house: House) -> None:
+        wake, lost = house.model.wake, WorkerLost(0, "killed", worker="trainer/0")
+
+        async def dies() -> None:
+            raise lost
+
+        house.knows()
+        house.model.wake = dies  # type: ignore[method-assign]
+        house.lacks(1)
+        await house.passes(1.0)
+        house.lacks(0)
+        with pytest.raises(WorkerLost, match="trainer/0"):
+            await house.lending.train()
+        assert house.lending.holds_rows
+        house.model.wake = wake  # type: ignore[method-assign]
+        await house.lending.train()
+        assert not house.model.sleeps
+        assert not house.lending.holds_rows
 
     virtually(body)
 

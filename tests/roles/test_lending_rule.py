@@ -69,6 +69,32 @@ def test_it_is_never_taken_for_more_than_its_part() -> None:
     assert rule.gives_s == 10.0
 
 
+def test_it_ends_where_others_make_what_is_missing_while_the_devices_are_on_their_way_back() -> None:
+    """One engine and one that is lent. The way back takes 2 s, and the other half a second to compute again what was in
+    flight: in the 1.5 s that are left it makes what both make in 0.75 s. The last group took half a second, the last
+    two one."""
+    rule = LendingRule(1, 1)
+    assert not rule.ends(1)
+    left = {1: 0.5, 2: 1.0, 3: 3.0}
+    rule.lent(Lent(seconds=10.0, begin_s=None, share=0.5, back_s=2.0, again_s=0.5, left_s=left))
+    assert [missing for missing in (1, 2, 3, 4) if rule.ends(missing)] == [1]
+    assert rule.takes_s == 2.5
+    # Begun with one group missing: alone, the other had it after 0.5 s for what was in flight, and 1 s for what both
+    # make in half of that. So the last group is expected to take as long as before. Of the way back 0.5 s are left.
+    left = {1: 1.5, 2: 2.0}
+    rule.lent(Lent(seconds=10.0, begin_s=None, share=0.5, back_s=2.0, again_s=0.5, early_s=1.5, left_s=left))
+    assert [missing for missing in (1, 2, 3, 4) if rule.ends(missing)] == [1]
+    assert rule.takes_s == (2.5 + 1.0) / 2
+    rule.lent(Lent(seconds=10.0, begin_s=None, share=0.5, back_s=2.0, again_s=0.5, left_s={1: 1.1}))
+    assert not rule.ends(1), "(0.5 + 1.1) / 2 = 0.8"
+
+
+def test_it_does_not_end_early_where_what_was_in_flight_takes_longer_than_the_way_back() -> None:
+    rule = LendingRule(1, 1)
+    rule.lent(Lent(seconds=10.0, begin_s=None, share=0.5, back_s=1.0, again_s=1.5, left_s={1: 0.0}))
+    assert not rule.ends(1)
+
+
 @given(st.lists(LENDINGS, max_size=8), SECONDS)
 def test_where_waits_are_short_nothing_is_lent(
     before: list[tuple[float, float | None, float | None, float]], back: float

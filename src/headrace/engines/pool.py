@@ -369,6 +369,7 @@ class EnginePool:
         finally:
             if member.state is EngineState.STARTING:
                 member.state = EngineState.EJECTED
+                self.changed.notify()  # somebody may wait until it is of no more use
         self._report("engine_back", {**self.named(member), "version": str(member.engine.version)})
         self._count_outage()
         self.changed.notify()

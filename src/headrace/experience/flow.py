@@ -121,6 +121,11 @@ class Flow:
         return self._schedule.is_sealed
 
     @property
+    def missing_groups(self) -> int:
+        """That have still to enter the batch, before it is full."""
+        return self._schedule.free_places
+
+    @property
     def is_finished(self) -> bool:
         return self._schedule.is_finished
 

@@ -1,10 +1,11 @@
-"""Lends the trainer's devices to engines while it waits for its batch, and has them back when the batch is there."""
+"""Lends the trainer's devices to engines while it waits for its batch, and has them back when the batch is there; a
+little earlier, where it is known how long what is missing takes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.engines.member import summed
 from headrace.engines.pool import EnginePool
@@ -24,9 +25,22 @@ ON_THE_WAY_S = 30.0
 _WAIT = f"{actor.NAME}: {spent.ROWS}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Back:
+    """The devices are the trainer's again."""
+
+    began: float
+    seconds: float
+    tokens: int
+    """That the lent engines sampled."""
+    share: float | None
+    again: int
+    """Tokens that others compute again."""
+
+
 @dataclass(slots=True)
 class _Period:
-    """In which the devices are lent."""
+    """In which the devices are lent: until the batch is there, also where the trainer has them a little earlier."""
 
     began: float
     batch: int
@@ -36,6 +50,11 @@ class _Period:
     """When the first of them served."""
     before: tuple[EngineStats, EngineStats] | None = None
     """Of all engines, and of the lent ones, at that moment."""
+    lacked: dict[int, float] = field(default_factory=dict)
+    """By a number of groups, when the batch began to lack no more than these."""
+    back: _Back | None = None
+    stays: bool = False
+    """Lent until the batch is there: that it was not was a fault."""
 
 
 class Lending:
@@ -61,10 +80,13 @@ class Lending:
         """To be lent, as far as is known of the last batches."""
         self._limit: asyncio.Task[None] | None = None
         """Of how long groups are held back."""
+        self._early: asyncio.Task[None] | None = None
+        """What is done with the devices before the batch is there; where it has failed, `train` is to tell."""
         self._period: _Period | None = _Period(self._began, context.flow.batch, is_first=True)
         """None while nothing is lent."""
         context.activity.lends(lent=True)
         pool.changed.listen(self._look)
+        context.flow.changed.listen(self._look_at_batch)
         self._look()
 
     @property
@@ -81,9 +103,14 @@ class Lending:
 
     async def train(self, until: Callable[[], bool] = lambda: False) -> bool:
         """See `Turns.train`: no evaluation is on what is lent, so it is never False. Raises WorkerLost, StoreError."""
+        asked = self._context.runtime.clock.now()
+        if self._early is not None:
+            early, self._early = self._early, None
+            with self._context.activity.training(spent.CHANGES):
+                await early
         async with self._changing:
             if self._period is not None:
-                await self._have_back(self._period)
+                await self._have_back(self._period, asked)
         return True
 
     def look(self) -> None:
@@ -109,19 +136,23 @@ class Lending:
             flow = self._context.flow
             if self._period is not None or flow.is_finished:
                 return
-            if self._is_due and not flow.is_sealed:
+            if self._is_due and not flow.is_sealed and not self._ends():
                 await self._lend()
             else:
                 await self._end_hold()
 
     async def _lend(self) -> None:
-        context, pool = self._context, self._pool
+        context = self._context
         # First, for if one of the models is lost meanwhile, some sleep, and `train` is to wake them all.
         self._period = _Period(context.runtime.clock.now(), context.flow.batch)
         with context.activity.training(spent.CHANGES):
-            await together(model.sleep() for model in self._models)
-        context.activity.lends(lent=True)
-        pool.lending.lend()
+            await self._hand_over()
+        self._look_at_batch()
+
+    async def _hand_over(self) -> None:
+        await together(model.sleep() for model in self._models)
+        self._context.activity.lends(lent=True)
+        self._pool.lending.lend()
 
     async def _hold_no_longer(self) -> None:
         """Others could have made by then what lending gives."""
@@ -135,23 +166,25 @@ class Lending:
             self._limit = None
             self._pool.lending.hold_no_longer()
 
-    async def _have_back(self, period: _Period) -> None:
-        context, pool, clock = self._context, self._pool, self._context.runtime.clock
-        until = clock.now()
-        await self._end_hold()
-        with context.activity.training(spent.CHANGES):
-            await pool.lending.take_back(TAKE_BACK_S)
-            context.activity.lends(lent=False)
-            await together(model.wake() for model in self._models)
+    async def _have_back(self, period: _Period, asked: float) -> None:
+        """Somebody `asked` for what is lent."""
+        context, flow = self._context, self._context.flow
+        if period.back is None:
+            with context.activity.training(spent.CHANGES):
+                back = await self._take_back(period)
+        else:
+            back = period.back
         self._period, self._was_lent = None, True
-        tokens, share, again = self._made(period)
+        is_there = flow.is_sealed and flow.batch == period.batch
         began = period.began if period.is_first else period.served_at
         lent = Lent(
-            seconds=until - period.began,
+            seconds=asked - period.began,
             begin_s=None if period.is_first or began is None else began - period.began,
-            share=share,
-            back_s=clock.now() - until,
-            again_s=self._again_s(again),
+            share=back.share,
+            back_s=back.seconds,
+            again_s=self._again_s(back.again),
+            early_s=max(asked - back.began, 0.0),
+            left_s={missing: asked - since for missing, since in period.lacked.items()} if is_there else {},
         )
         self._rule.lent(lent)
         context.report(
@@ -159,14 +192,59 @@ class Lending:
             {
                 "batch": period.batch,
                 "from": round(period.began - self._began, 6),
-                "until": round(until - self._began, 6),
+                "until": round(back.began - self._began, 6),
                 "begin_s": None if lent.begin_s is None else round(lent.begin_s, 6),
                 "back_s": round(lent.back_s, 6),
-                "tokens": tokens,
-                "share": share,
-                "sent_away_tokens": again,
+                "early_s": round(lent.early_s, 6),
+                "tokens": back.tokens,
+                "share": back.share,
+                "sent_away_tokens": back.again,
             },
         )
+
+    async def _take_back(self, period: _Period) -> _Back:
+        clock = self._context.runtime.clock
+        began = clock.now()
+        await self._end_hold()
+        await self._pool.lending.take_back(TAKE_BACK_S)
+        self._context.activity.lends(lent=False)
+        await together(model.wake() for model in self._models)
+        period.back = _Back(began, clock.now() - began, *self._made(period))
+        return period.back
+
+    def _look_at_batch(self) -> None:
+        """What is missing of it may be there soon; or nobody is left to make it."""
+        period, flow = self._period, self._context.flow
+        if period is None or period.batch != flow.batch or flow.is_sealed or flow.is_finished:
+            return
+        missing = flow.missing_groups
+        period.lacked.setdefault(missing, self._context.runtime.clock.now())
+        if self._early is not None:
+            return
+        runtime = self._context.runtime
+        if period.back is not None:
+            if not any(member.is_up for member in self._pool.own):
+                self._early = runtime.spawn(self._lend_again(period), "devices that are lent again")
+        elif not period.stays and self._ends():
+            self._early = runtime.spawn(self._back_early(period), "devices on their way back")
+
+    def _ends(self) -> bool:
+        """Whether others soon have what is missing of the batch."""
+        return any(member.lives for member in self._pool.own) and self._rule.ends(self._context.flow.missing_groups)
+
+    async def _back_early(self, period: _Period) -> None:
+        async with self._changing:
+            if self._period is period and period.back is None:
+                await self._take_back(period)
+        self._early = None
+
+    async def _lend_again(self, period: _Period) -> None:
+        """The engines that were to make the rest are gone."""
+        async with self._changing:
+            if self._period is period and period.back is not None:
+                period.back, period.stays = None, True
+                await self._hand_over()
+        self._early = None
 
     def _made(self, period: _Period) -> tuple[int, float | None, int]:
         """Tokens that the lent engines sampled, their share of all, and those of what they sent away."""
@@ -195,3 +273,4 @@ class Lending:
         period = self._period
         if period is not None and period.served_at is None and any(member.serves for member in self._pool.lent):
             period.served_at, period.before = self._context.runtime.clock.now(), self._stats()
+        self._look_at_batch()

@@ -7,11 +7,16 @@ memory, and those in which other engines compute again what the lent ones had in
 
 Lending begins where it gives twice what it takes, and goes on while it gives more: else what the last batches differ by
 would begin and end it all the time.
+
+It ends before the batch is there, where the others alone make what is missing while the devices are on their way back.
+With L the seconds that this much took lately, lent engines included, others need L / (1 - s) for it, and the seconds a
+in which they compute again what was in flight; the way back takes w: it is time once L / (1 - s) + a <= w.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 _NEWS = 0.5
 """Weight of what was measured last, in the means that the rule goes by."""
@@ -35,6 +40,10 @@ class Lent:
     """Until all lent ones slept, and the trainer had its memory."""
     again_s: float = 0.0
     """In which others compute again what was in flight."""
+    early_s: float = 0.0
+    """By which the way back began before the batch was there."""
+    left_s: Mapping[int, float] = field(default_factory=dict)
+    """By the number of groups that the batch lacked, the time from then until it was there; of some numbers."""
 
 
 class LendingRule:
@@ -48,6 +57,9 @@ class LendingRule:
         """Without lending."""
         self._begin: float | None = None
         self._takes: float | None = None
+        self._back = self._again = 0.0
+        self._left: dict[int, float] = {}
+        """By the number of groups that are missing, the time until none is, while devices are lent."""
         self._lends = True
 
     def waited(self, seconds: float) -> None:
@@ -61,11 +73,18 @@ class LendingRule:
             self._share = _mean(self._share, self._of(lending))
         if lending.begin_s is not None:
             self._begin = _mean(self._begin, lending.begin_s)
-        self._takes = _mean(self._takes, lending.back_s + lending.again_s)
-        served = max(lending.seconds - (lending.begin_s or 0.0), 0.0)
+        known = self._takes is not None
+        self._back = _mean(self._back if known else None, lending.back_s)
+        self._again = _mean(self._again if known else None, lending.again_s)
+        self._takes = _mean(self._takes, max(lending.back_s - lending.early_s, 0.0) + lending.again_s)
+        served = max(lending.seconds - lending.early_s - (lending.begin_s or 0.0), 0.0)
         share = self._of(lending)
         # What the lent ones made, the others would have made behind the rest.
         self._wait = _mean(self._wait, lending.seconds + served * share / (1 - share))
+        for missing, seconds in lending.left_s.items():
+            alone = min(seconds, lending.early_s)
+            made = max(alone - lending.again_s, 0.0) * (1 - self._share)
+            self._left[missing] = _mean(self._left.get(missing), seconds - alone + made)
 
     def _of(self, lending: Lent) -> float:
         """Their share. Where others had nothing to do, they would have made the rest beside it."""
@@ -86,6 +105,12 @@ class LendingRule:
         if self._wait is not None:
             self._lends = self.gives_s > self.takes_s * (1.0 if self._lends else _ENOUGH)
         return self._lends
+
+    def ends(self, missing: int) -> bool:
+        """Whether to take the devices back now, though the batch lacks so many groups. Not while nothing is known of
+        how long these take."""
+        left = self._left.get(missing)
+        return left is not None and left <= (self._back - self._again) * (1 - self._share)
 
 
 def _mean(before: float | None, now: float) -> float:
