@@ -211,6 +211,15 @@ def test_each_replica_has_all_of_it(job: Path) -> None:
     assert uses["trainer: weights gathered for a pass"] == 4 * 4 * numbers
 
 
+def test_replicas_have_what_a_batch_began_with_once_more_where_it_has_several_steps(job: Path) -> None:
+    numbers, model = count_parameters(CONFIGS["qwen3"]()), CONFIGS["qwen3"]()
+    begun = "trainer: what a batch began with, for a replica that is made anew"
+    often = "algorithm.updates_per_batch=2"
+    assert estimate_memory(given(job, "trainer.layout=d2", often), model, CPU).uses[begun] == 2 * 12 * numbers
+    for layout, more in (("d2", "algorithm.updates_per_batch=1"), ("t2", often), ("d1", often)):
+        assert begun not in estimate_memory(given(job, f"trainer.layout={layout}", more), model, CPU).uses
+
+
 def test_stages_have_a_matrix_twice_that_is_embedding_and_output_layer(job: Path) -> None:
     """Qwen3's two layers, one a stage; in pairs of ranks, of which both gather their stage's weights."""
     model: Any = CONFIGS["qwen3"]()

@@ -135,10 +135,11 @@ def kill_ranks(monkeypatch: pytest.MonkeyPatch, kills: Kills) -> list[tuple[str,
 
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(
-    ("layout", "kills"),
+    ("layout", "changes", "kills"),
     [
         (
             {"dp": 2},
+            {},
             {
                 ("step", 1): 1,  # the other makes it, and goes on until the next batch
                 ("add_up", 2): 0,
@@ -146,15 +147,22 @@ def kill_ranks(monkeypatch: pytest.MonkeyPatch, kills: Kills) -> list[tuple[str,
                 ("write_state", 1): 0,
             },
         ),
-        ({"dp": 2, "replicas": 2, "tp": 2}, {("add_up", 1): 3, ("accumulate_held", 3): 1}),
+        ({"dp": 2, "replicas": 2, "tp": 2}, {}, {("add_up", 1): 3, ("accumulate_held", 3): 1}),
+        # Between the two steps of a batch: the first one is made, by all; or by those that are left.
+        (
+            {"dp": 2, "replicas": 2, "tp": 2},
+            # What is decoded alone has the same log-probs each time, which this objective reads.
+            EPOCHS | {"trainer__batches": 3, "engine__max_concurrent_sequences": 1},
+            {("add_up", 1): 3, ("step", 3): 0},
+        ),
     ],
-    ids=["ranks", "groups of ranks"],
+    ids=["ranks", "groups of ranks", "between steps"],
 )
 def test_what_another_replica_has_whole_is_healed_bit_for_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, int], kills: Kills
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, int], changes: dict[str, Any], kills: Kills
 ) -> None:
     """Whenever it dies: weights are those of a run in which none does, on one branch, and no batch counts twice."""
-    often = {"trainer__batches": 5, "trainer__optimizer": {"lr": 1e-3}, "runtime__restarts": {"most": 9}}
+    often = {"trainer__batches": 5, "trainer__optimizer": {"lr": 1e-3}, "runtime__restarts": {"most": 9}, **changes}
     whole, weights = trained(tmp_path / "whole", layout, **often)
     kill_ranks(monkeypatch, kills)
     records, healed = trained(tmp_path / "healed", layout, **often)
@@ -165,7 +173,7 @@ def test_what_another_replica_has_whole_is_healed_bit_for_bit(
         assert (kinds.count("trainer_lost"), kinds.count("trainer_healed")) == (len(kills), len(kills))
         assert "went_back" not in kinds
         rows = reader.metrics.read("batch")
-        assert [(row.branch, row.record["batch"]) for row in rows] == [(0, batch) for batch in range(5)]
+        assert [(row.branch, row.record["batch"]) for row in rows] == [(0, batch) for batch in range(len(whole))]
 
 
 def test_what_nobody_else_has_is_trained_again_since_the_commit(

@@ -47,6 +47,9 @@ class Held:
     async def accumulate_held(self, places: Sequence[int]) -> None:
         self.rows.accumulate(self._trainer, places)
 
+    async def remember(self) -> None:
+        pass
+
     async def step(self) -> StepReport:
         report: StepReport = self._trainer.step()
         return report

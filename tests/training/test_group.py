@@ -182,6 +182,9 @@ class Counting:
     def steps(self) -> int:
         return self._steps
 
+    def reaches(self) -> list[int]:
+        return [self._steps]
+
 
 IN_TWO = Layout(dp=4, replicas=2, zero=2)
 """Ranks 0 and 1 have a replica together, 2 and 3 the other."""

@@ -223,6 +223,24 @@ def test_tied_weights_get_both_gradients_and_stay_tied() -> None:
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_was_remembered_comes_back_bit_for_bit(dtype: torch.dtype) -> None:
+    """Weights, moments and the place in the schedule, twice from the same memory, with gradients under way."""
+    disturbed, clean = make_trainer(dtype=dtype), make_trainer(dtype=dtype)
+    for _ in range(2):
+        assert train(disturbed, [[ROWS]]) == train(clean, [[ROWS]])
+        disturbed.remember()
+        train(disturbed, [[make_rows([20, 3], seed=9)], [ROWS[:2]]])
+        disturbed.accumulate(pack(ROWS[:3]))
+        disturbed.recall()
+        assert disturbed.step_count == clean.step_count
+        expected = weights(clean)
+        assert all(torch.equal(expected[name], tensor) for name, tensor in disturbed.tensors())
+    assert train(disturbed, [[ROWS], [ROWS[:4]]]) == train(clean, [[ROWS], [ROWS[:4]]])
+    expected = weights(clean)
+    assert all(torch.equal(expected[name], tensor) for name, tensor in disturbed.tensors())
+
+
 def test_tensors_are_views_of_the_weights_in_use() -> None:
     trainer = make_trainer(dtype=torch.bfloat16)
     tensors = dict(trainer.tensors())

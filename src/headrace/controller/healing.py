@@ -1,8 +1,9 @@
 """Healing a trainer or critic that has lost a rank whose state another replica holds whole.
 
-What is left stays as it is, and gives its state to what is made anew in the place of the rest. The batch at hand is
-trained again from its beginning, or, where all of its steps were made, seen through. Nothing goes back: there is no
-branch, no version twice, and rollouts, engines and evaluation know nothing of it.
+What is left stays as it is, or, between the steps of a batch that has several, is again what that began with, and
+gives its state to what is made anew in the place of the rest. The batch at hand is trained again from its beginning,
+or, where all of its steps were made, seen through. The run does not go back: no branch, no version twice, and rollouts,
+engines and evaluation know nothing of it.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Healing:
 
     async def after(self, kind: str, told: Mapping[str, str]) -> bool:
         """Whether what was lost of this kind, `trainer` or `critic`, is there again, and roles may begin again; none of
-        those that lease rows may be at work. `told` of the loss in the record. False where no replica is left, and in
-        the midst of a batch's steps, or of the two models' steps on it. Raises WorkerLost."""
+        those that lease rows may be at work. `told` of the loss in the record. False where no replica is left, and
+        where one of two models has stepped and remembers nothing of before. Raises WorkerLost."""
         parts = self._parts
         groups, clock = parts.models.groups, self._runtime.clock
         began = clock.now()
@@ -37,7 +38,7 @@ class Healing:
         await clock.sleep(FIRST_PAUSE_S)
         renewed: list[str] = []
         for group in groups:
-            renewed += await group.heal()
+            renewed += await group.heal(stepped=parts.actor.has_stepped)
         parts.flow.train_again(renewed)
         await parts.actor.go_on(elsewhere=f"{parts.models.trainer.name}/0" in renewed)
         if not parts.actor.has_stepped:

@@ -48,6 +48,8 @@ class TrainerGroup:
         self._moved: Callable[[], Awaitable[None]] | None = None
         self._steps = self._settled = 0
         """Made by all since they were made or told where to go on; and at the last `settled`."""
+        self._between = False
+        """Some of a batch's several steps are perhaps made, and what goes with weights is as before the first."""
         self._takers: Sequence[int] = ()
         """Ranks that took what is to be written."""
 
@@ -71,27 +73,29 @@ class TrainerGroup:
         return self._layout.copies > 1
 
     async def is_whole(self, *, stepped: bool) -> bool:
-        """Whether a replica is left, and all that are have the state of the last batch that was settled, or, `stepped`,
-        that of the batch behind it of which all steps are made; beside gradients. Raises WorkerLost."""
+        """Whether a replica is left, and all that are have the state of the last batch that was settled, or remember
+        it between the steps of the next one; or, `stepped`, have that of the batch behind it of which all steps are
+        made; beside gradients. Raises WorkerLost."""
         ranks = [rank for copy in self._ranks.whole for rank in self._layout.members(copy)]
-        steps = await self._ranks.each("steps", dict.fromkeys(ranks, ()), what="the steps that they made")
-        return bool(ranks) and all(made == (self._steps if stepped else self._settled) for made in steps.values())
+        reached = await self._ranks.each("reaches", dict.fromkeys(ranks, ()), what="the steps that they made")
+        wanted = self._steps if stepped else self._settled
+        return bool(ranks) and all(wanted in (had if self._between else had[:1]) for had in reached.values())
 
-    async def heal(self) -> list[str]:
-        """Make replicas that have lost a rank anew, with the state of one that `is_whole`. Whoever is there stays, and
-        forgets its gradients; who receives weights follows. The names of the workers that were made anew. Raises
-        WorkerLost."""
-        whole = self._ranks.whole
-        made = await self._ranks.each("steps", {self._layout.members(whole[0])[0]: ()}, what="the steps that it made")
-        ((_, steps),) = made.items()
+    async def heal(self, *, stepped: bool) -> list[str]:
+        """Have the state of which it `is_whole`, and make replicas that have lost a rank anew, with it. Whoever is
+        there stays, and forgets its gradients; who receives weights follows. The names of the workers that were made
+        anew. Raises WorkerLost."""
+        whole, steps = self._ranks.whole, self._steps if stepped else self._settled
         await self.discard()
+        ranks = [rank for copy in whole for rank in self._layout.members(copy)]
+        await self._ranks.each("recall", dict.fromkeys(ranks, (steps,)), what="what the batch began with")
+        self._steps, self._between = steps, False
         broken = [copy for copy in range(self._layout.copies) if copy not in whole]
         if not broken:
             return []
         assert isinstance(self._ranks, RankWorkers), f"the {self.name} is no worker"
         renewed = await self._ranks.restart(broken)
         await self._all("heal", whole[0], steps, what="the state of another replica")
-        self._steps = steps
         if 0 in broken:
             await self._leaves_elsewhere()
         return renewed
@@ -149,13 +153,20 @@ class TrainerGroup:
 
     async def let_go(self) -> Sequence[Ref | None]:
         """See `TrainerRank.let_go`. Of a rank that is lost nothing is known; the batch is trained all the same."""
-        held, self._held = self._held, []
+        held, self._held, self._between = self._held, [], False
         every = dict.fromkeys(range(self._layout.size), ())
         found = await self._ranks.answered("let_go", every, what="what a batch began with")
         if not any(found.values()):
             return []
         told = [found.get(head) or [] for head in self._layout.heads]
         return [told[part][number] if told[part] else None for part, number in held]
+
+    async def remember(self) -> None:
+        """Before the first of several steps on a batch: where another replica may have to give one that is made anew
+        what the batch began with."""
+        if self.has_replicas:
+            await self._all("remember", what="a copy of what a batch begins with")
+            self._between = True
 
     async def step(self) -> StepReport:
         """See `Trainer.step`."""

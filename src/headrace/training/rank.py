@@ -144,6 +144,8 @@ class TrainerRank:
         self._tells = self._leads = True
         self._taken: list[tuple[list[RowToTrain], list[PackRow]]] = []
         self._steps = 0
+        self._remembered: int | None = None
+        """Steps that were made at the last `remember`."""
 
     def meet(self, seconds: float) -> int:
         """Of the first of some ranks: the port at which the others find it."""
@@ -164,7 +166,7 @@ class TrainerRank:
         """Have the state of this replica, which has made so many `steps`. Raises RuntimeError."""
         self._held, self._taken = None, []
         self._of_many.heal(replica)
-        self._steps = steps
+        self._steps, self._remembered = steps, None
 
     def take(self, parts: Sequence[Sequence[RowToTrain]], coefficient: float | None = None) -> None:
         """Read these rows, of one micro-batch each, for `accumulate_taken`; without rows it is a pass for the sake of
@@ -238,9 +240,22 @@ class TrainerRank:
         self._steps += 1
         return report
 
-    def steps(self) -> int:
-        """That it has made since it was made, or told where to go on."""
-        return self._steps
+    def reaches(self) -> list[int]:
+        """With how many steps it can be: those that it has made since it was made, or told where to go on, and those
+        before the batch's first."""
+        return [self._steps] if self._remembered is None else [self._steps, self._remembered]
+
+    def remember(self) -> None:
+        """See `HFTrainer.remember`."""
+        self._of_many.remember()
+        self._remembered = self._steps
+
+    def recall(self, steps: int) -> None:
+        """Have made so many steps, of those that it `reaches`."""
+        if steps != self._steps:
+            assert steps == self._remembered, f"{steps} steps were not remembered"
+            self._of_many.recall()
+            self._steps = steps
 
     def rate(self) -> float:
         """See `Trainer.rate`."""
@@ -363,12 +378,12 @@ class TrainerRank:
     def load(self, path: str) -> None:
         """See `Trainer.load`."""
         self._trainer.load(Path(path))
-        self._steps = 0
+        self._steps, self._remembered = 0, None
 
     def begin_from(self, path: str, masters: bool, optimizer: bool) -> None:
         """See `Trainer.begin_from`."""
         self._trainer.begin_from(Path(path), masters=masters, optimizer=optimizer)
-        self._steps = 0
+        self._steps, self._remembered = 0, None
 
     def take_reference(self, copies: bool) -> None:
         """As `take_state`: the copy that it keeps of its own weights."""

@@ -34,6 +34,7 @@ from headrace.training.own_reference import OwnReference
 from headrace.training.pass_marks import PassMarks
 from headrace.training.pieces import Piece
 from headrace.training.protocol import Loss, LossTerms, Outputs, StepReport
+from headrace.training.remembered import Remembered
 from headrace.training.replicas import Meeting, Replicas
 from headrace.training.saved import SavedModel, SavedTrainer, SavedWeights, copied, weights_of
 from headrace.training.state import (
@@ -120,6 +121,7 @@ class HFTrainer:
         remove_dropout(model)
         if layout.tp == 1:
             use_written_out_norms(model, self._lm.device)
+        self._remembered: Remembered | None = None
         self._marks = PassMarks(between_layers if self._lm.device.type == "cpu" else None)
         call_between_layers(model, self._marks.at_layer)
         if gradient_checkpointing:
@@ -280,6 +282,18 @@ class HFTrainer:
             restore_rng(rng, self._lm.device)
             weights.publish()
             self._step_count, weights.updates = counts.tolist()
+        self.discard()
+
+    def remember(self) -> None:
+        """Keep what steps change, as it is, for `recall`: before the first of several on a batch."""
+        if self._remembered is None:
+            self._remembered = Remembered(self._weights)
+        self._remembered.take(self._weights, self._step_count, self._lm.device)
+
+    def recall(self) -> None:
+        """Be as at the last `remember`, without gradients."""
+        assert self._remembered is not None, "nothing was remembered"
+        self._step_count = self._remembered.give(self._weights, self._lm.device)
         self.discard()
 
     def rate(self) -> float:

@@ -30,6 +30,7 @@ _PLANE = "weight plane: newest version, and the next"
 _LEAVING = "weight plane: the copy that leaves"
 _AT_RELAYS = "weight plane: two versions at each relay"
 _COPY = "checkpoint: copy while it is written"
+_BEGUN = "trainer: what a batch began with, for a replica that is made anew"
 _KV_CACHE = "engine: KV cache"
 _STATE_BYTES = 12
 """Of a parameter: its float32 master, and two moments."""
@@ -132,6 +133,8 @@ def estimate_memory(
         table[_AT_RELAYS] = config.relays * 2 * _BYTES[config.model.dtype] * parameters
     if trainer and config.checkpoint.background:
         (uses if device.type == "cpu" else kept)[_COPY] = _copied(config, parameters, device)
+    if trainer and (begun := _begun(config, parameters)):
+        (uses if device.type == "cpu" else kept)[_BEGUN] = begun
     if device.type == "cpu":
         uses |= table
         turns = by_turns(config, uses, on_device=False)
@@ -144,6 +147,15 @@ def estimate_memory(
     if transport_of(config, device) == "shm" and _LEAVING in uses:
         kept[_PLANE] = 2 * uses[_LEAVING]
     return MemoryEstimate(parameters, uses, str(device), free, cache, table | kept, slots, turns)
+
+
+def _begun(config: TrainConfig, parameters: int) -> int:
+    """Masters and moments of replicas of those that make several steps on a batch, once more."""
+    algorithm, critic = config.algorithm, config.critic
+    replicas = config.trainer.layout.copies * (algorithm.epochs_per_batch * algorithm.updates_per_batch > 1)
+    of_critic = critic.layout.copies * (algorithm.epochs_per_batch * critic.updates_per_batch > 1)
+    kept = [replicas, *([of_critic] if algorithm.needs_critic else ())]
+    return sum(3 * _BYTES["float32"] * parameters * copies for copies in kept if copies > 1)
 
 
 def cache_of(section: EngineSection, config: TrainConfig, first: CachePlan) -> CachePlan:

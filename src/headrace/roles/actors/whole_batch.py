@@ -20,6 +20,8 @@ class Holder(Protocol):
 
     async def accumulate_held(self, places: Sequence[int]) -> None: ...
 
+    async def remember(self) -> None: ...
+
     async def step(self) -> StepReport: ...
 
     async def let_go(self) -> Sequence[Ref | None]: ...
@@ -83,6 +85,8 @@ class WholeBatch:
         """Make all steps, the first from what `begin` accumulated. What each epoch's steps report; an epoch of which
         `enough` is true is the last."""
         done: list[tuple[StepReport, ...]] = []
+        if self._epochs.steps > 1:
+            await self._ask(self._trainer.remember())
         for epoch in range(self._epochs.count):
             reports = []
             for number, step in enumerate(self._steps(epoch)):
