@@ -121,6 +121,8 @@ class Half:
         self.rank = rank
         self.weights = torch.arange(8.0).view(4, 2)[2 * rank : 2 * rank + 2].clone()
 
+    peers = None
+
     def join(self, *meeting: object) -> None:
         pass
 
@@ -153,7 +155,7 @@ def test_ranks_publish_what_each_has_for_all_and_for_one_receiver_alone(tmp_path
             workers = await runtime.start(Halving, [str(tmp_path)] * 2, Placement())
             ranks = RankWorkers(workers, runtime.clock, 1.0, Layout(dp=2, zero=2))
             group = await TrainerGroup.of("trainer", ranks)
-            await ranks.each("come_together", {rank: (rank, 0, 1.0, True) for rank in (0, 1)}, what="a group")
+            await ranks.each("come_together", {rank: (rank, ("", 0), 1.0, True) for rank in (0, 1)}, what="a group")
             whole = torch.arange(8.0).view(4, 2)
             for number in (1, 2):
                 await group.snapshot(Version(0, number))
