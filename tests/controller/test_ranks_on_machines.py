@@ -80,7 +80,7 @@ def test_ranks_on_two_machines_train_as_one_rank_does_and_a_lost_machine_is_surv
             out, _ = process.communicate(timeout=_WAIT_S)
         finally:
             process.kill()
-        assert process.returncode == 130, out[-3000:]
+        assert process.returncode == 0, out[-3000:]
     with RunReader(run) as reader, RunReader(tmp_path / "one" / "run") as one:
         reader.counts().check()
         ours, other = (next(iter(each.metrics.read("batch"))).record for each in (reader, one))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from headrace.algorithms.pieces import PieceError
+from headrace.config import ConfigError
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host, Placement, WorkerLost, Workers
@@ -20,6 +21,7 @@ from headrace.training.pieces import Piece
 from headrace.training.protocol import CheckpointError, Written
 from headrace.training.rank import TRAINER_TYPES, Task, TrainerRank
 from headrace.training.rank_workers import RankWorkers
+from headrace.training.replicas import Meeting
 from headrace.weights.shm import ShmPublisher
 from headrace.weights.version import Version
 
@@ -233,3 +235,11 @@ def test_replicas_can_heal_others_only_where_all_that_are_left_have_made_as_many
         assert not await group.is_whole(stepped=False)
 
     with_ranks([1, 1, 0, 0], use)
+
+
+def test_where_ranks_cannot_meet_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"cannot meet on the network of 255\..+; set weights\.host to"):
+        Meeting(1.0, "255.255.255.255")
+    host, port = Meeting(1.0).at
+    assert host == "127.0.0.1"
+    assert port > 0

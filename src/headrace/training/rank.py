@@ -146,7 +146,7 @@ class TrainerRank:
         self._steps = 0
 
     def meet(self, seconds: float, host: str) -> At:
-        """Of the first of some ranks: where the others find it. `host`: see `Meeting`. Raises OSError."""
+        """Of the first of some ranks: where the others find it. `host`: see `Meeting`. Raises ConfigError."""
         self._meeting = Meeting(seconds, host)
         return self._meeting.at
 

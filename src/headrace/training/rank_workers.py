@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from headrace.algorithms.pieces import PieceError
+from headrace.config import ConfigError
 from headrace.config.values.hosts import is_loopback
 from headrace.runtime.protocol import Clock, Services, WaitTimeout
 from headrace.runtime.together import to_the_end, together
@@ -24,7 +25,7 @@ _LOST_S = 5.0
 """In which it is known which rank it was that others do not hear of any more."""
 
 _ERRORS: dict[str, type[Exception]] = {
-    each.__name__: each for each in (CheckpointError, OSError, PieceError, StalenessError, WeightError)
+    each.__name__: each for each in (CheckpointError, ConfigError, OSError, PieceError, StalenessError, WeightError)
 }
 """What a rank in another process raises, and the caller is to be told as it is."""
 

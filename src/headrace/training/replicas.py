@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore
 
+from headrace.config import ConfigError
 from headrace.training.merging import gathered, merged, plain
 from headrace.training.sums import BatchSums
 from headrace.weights.addresses import LOOPBACK, own_address
@@ -41,9 +42,15 @@ class Meeting:
 
     def __init__(self, seconds: float, host: str = LOOPBACK) -> None:
         """`seconds`: in which all have to be there. `host`: an address on the network that they speak over: it is at
-        this machine's own there. Raises OSError."""
-        own = own_address(host)
-        self.store, port = listening_store(own, seconds)
+        this machine's own there. Raises ConfigError."""
+        try:
+            own = own_address(host)
+            self.store, port = listening_store(own, seconds)
+        except OSError as error:
+            raise ConfigError(
+                f"ranks of one model cannot meet on the network of {host}: {error}; set weights.host to an address of "
+                "the trainer's machine that the machines of all ranks reach"
+            ) from error
         self.at: At = own, port
 
 
