@@ -33,6 +33,7 @@ JOB = {
     "async__mode": "sync",
     "runtime__threads": 1,
     "checkpoint__every": 1,
+    "checkpoint__keep": 100,
     "reward__trusted": True,
     "rollout__sampling__max_new_tokens": 8,
     "trainer__optimizer": {"betas": [0.0, 0.0], "eps": 1e4, "lr": 1e4},
