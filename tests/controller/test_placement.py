@@ -9,7 +9,7 @@ import pytest
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.controller.building.processors import threads_of_worker
-from headrace.controller.planning.node_needs import meeting_of, needs_of
+from headrace.controller.planning.node_needs import meeting_of, needs_of, together_of
 from headrace.controller.planning.placement import teams_of
 from headrace.controller.planning.placement_view import drawn
 
@@ -122,3 +122,9 @@ def test_new_weights_leave_a_machine_only_where_the_config_says_so() -> None:
     assert meeting_of(config({})) == ("trainer", "engine", "lent", "proximal")
     assert meeting_of(config({}, weights={"host": "10.0.0.7"})) == ()
     assert meeting_of(config({}, weights={"transport": "disk"})) == ()
+
+
+def test_ranks_of_one_model_are_on_several_machines_only_where_the_config_says_how() -> None:
+    assert together_of(config({})) == ("trainer", "critic")
+    assert together_of(config({}, weights={"host": "::1"})) == ("trainer", "critic")
+    assert together_of(config({}, weights={"host": "10.0.0.7"})) == ()

@@ -42,7 +42,7 @@ from headrace.training.layouts.ranks import Layout
 from headrace.training.objective import PolicyOutputs
 from headrace.training.pieces import Piece
 from headrace.training.protocol import LossTerms
-from headrace.training.replicas import Meeting
+from headrace.training.replicas import At, Meeting
 from headrace.training.saved import SavedTrainer
 from headrace.training.shares import shares
 from headrace.training.trainer import HFTrainer
@@ -249,18 +249,19 @@ def _scores(trained: HFTrainer, given: list[PackRow]) -> dict[str, Any]:
     return {"now": now.tolist(), "begun": begun.tolist()}
 
 
-def _meeting(port: Path, rank: int) -> Meeting | int:
+def _meeting(port: Path, rank: int) -> Meeting | At:
     if rank == 0:
         meeting = Meeting(SECONDS)
         making = port.with_name(f"{port.name}.new")
-        making.write_text(str(meeting.port))
+        making.write_text(json.dumps(meeting.at))
         making.rename(port)
         return meeting
     end = time.monotonic() + SECONDS
     while not port.exists():
         assert time.monotonic() < end
         time.sleep(0.01)
-    return int(port.read_text())
+    host, number = json.loads(port.read_text())
+    return host, number
 
 
 def main(folder: Path, rank: int) -> None:

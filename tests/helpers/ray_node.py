@@ -1,7 +1,7 @@
 """One more node of a Ray cluster on this machine, until this process ends: `ray start --address` gives none on loopback
 alone.
 
-    python ray_node.py ADDRESS '{"num_cpus": 2, "resources": {"slot": 2}}'
+    python ray_node.py ADDRESS '{"num_cpus": 2, "resources": {"slot": 2}}' [OWN_ADDRESS]
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import sys
 UP = "up"
 
 
-def main(address: str, resources: str) -> None:
+def main(address: str, resources: str, own: str = "127.0.0.1") -> None:
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
     told = json.loads(resources)
     parameters = RayParams(
         gcs_address=address,
-        node_ip_address="127.0.0.1",
+        node_ip_address=own,
         include_dashboard=False,
         object_store_memory=200 * 2**20,
         num_gpus=0,

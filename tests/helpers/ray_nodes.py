@@ -14,10 +14,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
 import psutil
+from machines import Machine, two_machines
 from ray_node import UP
 
 from headrace.controller.building.ray_head import RayHead
@@ -52,10 +54,17 @@ class Nodes:
 
 
 @contextmanager
-def node(address: str, environment: Mapping[str, str], *before: str, cpus: int = 4, **resources: int) -> Iterator[Node]:
-    """One more node of the cluster at `address`. `before`: what starts it, as `unshare`."""
+def node(
+    address: str,
+    environment: Mapping[str, str],
+    *before: str,
+    cpus: int = 4,
+    own: str = "127.0.0.1",
+    **resources: int,
+) -> Iterator[Node]:
+    """One more node of the cluster at `address`. `before`: what starts it, as `unshare`. `own`: its address."""
     told = json.dumps({"num_cpus": cpus, "resources": resources})
-    line = [*before, sys.executable, str(_NODE), address, told]
+    line = [*before, sys.executable, str(_NODE), address, told, own]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None
@@ -108,6 +117,45 @@ def nodes(folder: Path, **head: int) -> Iterator[Nodes]:
         made = Nodes(folder, environment, head)
         stack.callback(made.close)
         yield made
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Of two machines: the head is on the first, a node on the second."""
+
+    first: Machine
+    second: Machine
+    address: str
+    environment: Mapping[str, str]
+    node: Node
+
+
+@contextmanager
+def machines(folder: Path, *, cpus: int = 4) -> Iterator[Cluster]:
+    """So many processors of each. Whoever joins is on one of them, with the environment."""
+    environment = {**_environment(), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
+    temporary = Path(tempfile.mkdtemp(prefix="headrace-ray-"))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+        first, second = stack.enter_context(two_machines())
+        address = f"{first.address}:6379"
+        line = [
+            *(*first.enter, sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+            *(f"--node-ip-address={first.address}", "--port=6379", f"--num-cpus={cpus}", f"--temp-dir={temporary}"),
+            *("--include-dashboard=false", "--disable-usage-stats"),
+        ]
+        output = stack.enter_context((folder / "ray.log").open("wb"))
+        head = subprocess.Popen(line, stdout=output, stderr=output, env=environment)
+        stack.callback(head.wait, 20)
+        stack.callback(head.kill)
+        reach = f"import socket; socket.create_connection(('{first.address}', 6379), 1)"
+        end = time.monotonic() + _UP_S
+        while subprocess.run([*first.enter, sys.executable, "-c", reach], capture_output=True).returncode:
+            assert head.poll() is None, (folder / "ray.log").read_text()
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        there = node(address, environment, *second.enter, cpus=cpus, own=second.address)
+        yield Cluster(first, second, address, environment, stack.enter_context(there))
 
 
 JOB_SERVER = ("aiohttp_cors", "opencensus", "prometheus_client", "smart_open", "virtualenv", "colorful")

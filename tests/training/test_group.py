@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from headrace.algorithms.pieces import PieceError
+from headrace.config import ConfigError
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host, Placement, WorkerLost, Workers
@@ -20,6 +21,7 @@ from headrace.training.pieces import Piece
 from headrace.training.protocol import CheckpointError, Written
 from headrace.training.rank import TRAINER_TYPES, Task, TrainerRank
 from headrace.training.rank_workers import RankWorkers
+from headrace.training.replicas import Meeting
 from headrace.weights.shm import ShmPublisher
 from headrace.weights.version import Version
 
@@ -121,6 +123,8 @@ class Half:
         self.rank = rank
         self.weights = torch.arange(8.0).view(4, 2)[2 * rank : 2 * rank + 2].clone()
 
+    peers = None
+
     def join(self, *meeting: object) -> None:
         pass
 
@@ -153,7 +157,7 @@ def test_ranks_publish_what_each_has_for_all_and_for_one_receiver_alone(tmp_path
             workers = await runtime.start(Halving, [str(tmp_path)] * 2, Placement())
             ranks = RankWorkers(workers, runtime.clock, 1.0, Layout(dp=2, zero=2))
             group = await TrainerGroup.of("trainer", ranks)
-            await ranks.each("come_together", {rank: (rank, 0, 1.0, True) for rank in (0, 1)}, what="a group")
+            await ranks.each("come_together", {rank: (rank, ("", 0), 1.0, True) for rank in (0, 1)}, what="a group")
             whole = torch.arange(8.0).view(4, 2)
             for number in (1, 2):
                 await group.snapshot(Version(0, number))
@@ -234,3 +238,11 @@ def test_replicas_can_heal_others_only_where_all_that_are_left_have_made_as_many
         assert not await group.is_whole(stepped=False)
 
     with_ranks([1, 1, 0, 0], use)
+
+
+def test_where_ranks_cannot_meet_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"cannot meet on the network of 255\..+; set weights\.host to"):
+        Meeting(1.0, "255.255.255.255")
+    host, port = Meeting(1.0).at
+    assert host == "127.0.0.1"
+    assert port > 0

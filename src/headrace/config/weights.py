@@ -22,8 +22,9 @@ class WeightsConfig(Section):
     given, they are where some are on other machines than the trainer: on one machine the whole is faster."""
     host: str = Field(default="127.0.0.1", min_length=1)
     """The address of the trainer's machine from which those on other machines get weights, servers with `gloo`, and
-    relays, at ports that are free. They are not encrypted, and whoever reaches the ports can take part: let it be on a
-    network of the run's own machines. On one machine all get them on loopback."""
+    relays, at ports that are free; and on whose network ranks of one model on several machines meet. Nothing there is
+    encrypted, and whoever reaches the ports can take part: let it be on a network of the run's own machines. On one
+    machine all get them, and meet, on loopback."""
 
     @model_validator(mode="after")
     def _host_is_one(self) -> WeightsConfig:

@@ -109,8 +109,9 @@ def require_together(machines: Mapping[str, str]) -> None:
     """`machines`: the loopback of its machine, by worker of one model. Raises NodeUnfit for several machines."""
     if len(dict.fromkeys(machines.values())) > 1:
         raise NodeUnfit(
-            f"{', '.join(machines)} are on several machines, and ranks of one model meet on loopback; place all of "
-            "them on one, by strategy: pack and nodes that have room for all"
+            f"{', '.join(machines)} are on several machines, and ranks of one model meet on loopback unless "
+            "weights.host says where; set it to an address of the trainer's machine that the others reach, on a "
+            "network of these machines alone, or place them on one, by strategy: pack and a node with room for all"
         )
 
 

@@ -20,7 +20,7 @@ from headrace.store.media.files import Digest
 from headrace.training.gap import Gap, measure
 from headrace.training.objective import policy_columns, prepare_batch
 from headrace.training.protocol import PolicyTrainer, Saved, StepReport, Trainer, Written
-from headrace.training.replicas import Meeting
+from headrace.training.replicas import At, Meeting
 from headrace.training.rows.held_rows import HeldRows
 from headrace.training.rows.packed_rows import ROW_TYPES, RowToTrain, pack_row, put_each, split
 from headrace.training.rows.spans import SPANNED, check_spans
@@ -147,20 +147,22 @@ class TrainerRank:
         self._remembered: int | None = None
         """Steps that were made at the last `remember`."""
 
-    def meet(self, seconds: float) -> int:
-        """Of the first of some ranks: the port at which the others find it."""
-        self._meeting = Meeting(seconds)
-        return self._meeting.port
+    def meet(self, seconds: float, host: str) -> At:
+        """Of the first of some ranks: where the others find it. `host`: see `Meeting`. Raises ConfigError."""
+        self._meeting = Meeting(seconds, host)
+        return self._meeting.at
 
-    def come_together(self, rank: int, port: int, seconds: float, tells: bool) -> None:
-        """Be one of the ranks of a replica. `tells`: whether it is who answers for its part of the data. Raises
-        RuntimeError, ConfigError."""
+    def come_together(self, rank: int, at: At, seconds: float, tells: bool) -> None:
+        """Be one of the ranks of a replica, who meet there. `tells`: whether it is who answers for its part of the
+        data. Raises RuntimeError, ConfigError."""
         self._tells, self._leads = tells, rank == 0
-        self._of_many.join(rank, self._met(port), seconds)
+        self._of_many.join(rank, self._met(at), seconds)
+        if self._by_parts:
+            self._writer = PartWriter(self._of_many.peers)
 
-    def pair(self, replica: int, port: int, seconds: float) -> None:
+    def pair(self, replica: int, at: At, seconds: float) -> None:
         """Be of one of several replicas, whose other ones find each other there. Raises RuntimeError."""
-        self._of_many.pair(replica, self._met(port), seconds)
+        self._of_many.pair(replica, self._met(at), seconds)
 
     def heal(self, replica: int, steps: int) -> None:
         """Have the state of this replica, which has made so many `steps`. Raises RuntimeError."""
@@ -312,9 +314,11 @@ class TrainerRank:
         return None
 
     def write_part(self, opened: OpenSlot) -> int:
-        """How many bytes of the version this rank has written: those that are its own. Raises WeightError."""
+        """How many bytes of the version this rank has written: see `PartWriter`. Raises WeightError, RuntimeError."""
         trainer: Any = self._trainer
-        return self._writer.write(opened, (Part(name, piece.begin, piece.tensor) for name, piece in trainer.pieces()))
+        dtypes = {name: outline.dtype for name, outline in trainer.outlines().items()}
+        parts = (Part(name, piece.begin, piece.tensor, dtypes[name]) for name, piece in trainer.pieces())
+        return self._writer.write(opened, parts)
 
     def seal(self, written: int) -> None:
         """Of the first, once all have written so many bytes together. Raises WeightError."""
@@ -432,10 +436,10 @@ class TrainerRank:
         """A trainer that may be one of several."""
         return self._trainer
 
-    def _met(self, port: int) -> Meeting | int:
+    def _met(self, at: At) -> Meeting | At:
         """The meeting, where it is this rank's own."""
         meeting, self._meeting = self._meeting, None
-        return port if meeting is None else meeting
+        return at if meeting is None else meeting
 
     def _take_part(self) -> None:
         """In what gathers the weights for the first rank."""

@@ -8,20 +8,24 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from headrace.algorithms.pieces import PieceError
+from headrace.config import ConfigError
+from headrace.config.values.hosts import is_loopback
 from headrace.runtime.protocol import Clock, Services, WaitTimeout
 from headrace.runtime.together import to_the_end, together
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
 from headrace.training.layouts.ranks import WHOLE, Layout
 from headrace.training.protocol import CheckpointError
 from headrace.training.rank import TrainerRank
+from headrace.training.replicas import At
 from headrace.training.rows.spans import StalenessError
+from headrace.weights.addresses import LOOPBACK
 from headrace.weights.plane import WeightError
 
 _LOST_S = 5.0
 """In which it is known which rank it was that others do not hear of any more."""
 
 _ERRORS: dict[str, type[Exception]] = {
-    each.__name__: each for each in (CheckpointError, OSError, PieceError, StalenessError, WeightError)
+    each.__name__: each for each in (CheckpointError, ConfigError, OSError, PieceError, StalenessError, WeightError)
 }
 """What a rank in another process raises, and the caller is to be told as it is."""
 
@@ -89,12 +93,16 @@ class RankWorkers:
     Ranks that cut the model up pass over it together: where one of them is lost, the others of its replica are of no
     use, and are ended. What other replicas are at they end, and are there still."""
 
-    def __init__(self, workers: Workers[Any], clock: Clock, seconds: float, layout: Layout = WHOLE) -> None:
-        """Not together yet. `seconds`: that a rank may be later than another."""
+    def __init__(
+        self, workers: Workers[Any], clock: Clock, seconds: float, layout: Layout = WHOLE, *, host: str = LOOPBACK
+    ) -> None:
+        """Not together yet. `seconds`: that a rank may be later than another. `host`: an address on the network of
+        their machines, over which they speak where they are on several; on one it is loopback."""
         self.layout = layout
         self._workers = workers
         self._clock = clock
         self._seconds = seconds
+        self._host = host
         self._ended: dict[int, WorkerLost] = {}
         """Those that were ended because of another, and its loss."""
 
@@ -116,8 +124,8 @@ class RankWorkers:
         if layout.joint:
             await together(self._come_together(copy) for copy in (range(layout.copies) if copies is None else copies))
         if layout.copies > 1:
-            port = await self.call("meet", self._seconds, what="a place to meet")
-            told = {rank: (layout.within(rank)[0], port, self._seconds) for rank in range(layout.size)}
+            at = await self._meeting_of(range(layout.size))
+            told = {rank: (layout.within(rank)[0], at, self._seconds) for rank in range(layout.size)}
             await self.each("pair", told, what="the replicas to find each other")
 
     async def restart(self, copies: Sequence[int] | None = None) -> list[str]:
@@ -155,11 +163,19 @@ class RankWorkers:
 
     async def _come_together(self, copy: int) -> None:
         members = self.layout.members(copy)
-        first = members[0]
-        port = (await self.each("meet", {first: (self._seconds,)}, what="a place to meet"))[first]
-        heads = self.layout.heads
-        told = {rank: (place, port, self._seconds, rank in heads) for place, rank in enumerate(members)}
+        at, heads = await self._meeting_of(members), self.layout.heads
+        told = {rank: (place, at, self._seconds, rank in heads) for place, rank in enumerate(members)}
         await self.each("come_together", told, what="the ranks to come together")
+
+    async def _meeting_of(self, ranks: Sequence[int]) -> At:
+        """Where these find the first of them."""
+        host, first = LOOPBACK, ranks[0]
+        if not is_loopback(self._host):
+            seen = await self.each("sees", dict.fromkeys(ranks, ()), what="where it is")
+            if not all(seen[first].shares_loopback(each) for each in seen.values()):
+                host = self._host
+        at: At = (await self.each("meet", {first: (self._seconds, host)}, what="a place to meet"))[first]
+        return at
 
     async def _outcomes(self, method: str, args: Mapping[int, Sequence[Any]], what: str) -> dict[int, Any]:
         """What each answers, or the loss that keeps one from it. Of several all have ended: what they do together none

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore
 
+from headrace.config import ConfigError
 from headrace.training.merging import gathered, merged, plain
 from headrace.training.sums import BatchSums
+from headrace.weights.addresses import LOOPBACK, own_address
 from headrace.weights.gloo import gloo_group, listening_store
 
-_HOST = "127.0.0.1"
 _BUCKET = 1 << 24
 """Numbers that travel at once: 64 MiB of float32."""
 
@@ -32,36 +33,51 @@ _ARRIVE_S = 25.0
 operation."""
 
 
+At = tuple[str, int]
+"""Address and port."""
+
+
 class Meeting:
     """Where ranks find each other; the first one's."""
 
-    def __init__(self, seconds: float) -> None:
-        """`seconds`: in which all have to be there. Raises OSError."""
-        self.store, self.port = listening_store(_HOST, seconds)
+    def __init__(self, seconds: float, host: str = LOOPBACK) -> None:
+        """`seconds`: in which all have to be there. `host`: an address on the network that they speak over: it is at
+        this machine's own there. Raises ConfigError."""
+        try:
+            own = own_address(host)
+            self.store, port = listening_store(own, seconds)
+        except OSError as error:
+            raise ConfigError(
+                f"ranks of one model cannot meet on the network of {host}: {error}; set weights.host to an address of "
+                "the trainer's machine that the machines of all ranks reach"
+            ) from error
+        self.at: At = own, port
 
 
-def store_of(meeting: Meeting | int, seconds: float) -> TCPStore:
-    """`meeting`: the first rank's own, or its port. Raises RuntimeError."""
+def come_to(meeting: Meeting | At, seconds: float) -> tuple[TCPStore, str]:
+    """Its store, and the address that this process speaks from. `meeting`: the first rank's own, or where it is. Raises
+    RuntimeError, OSError."""
     if isinstance(meeting, Meeting):
-        return meeting.store
-    return TCPStore(_HOST, meeting, is_master=False, timeout=timedelta(seconds=seconds))
+        return meeting.store, meeting.at[0]
+    host, port = meeting
+    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=seconds)), own_address(host)
 
 
 class Replicas:
-    """One rank of one replica, on one machine. Everything here is done by all that have this part, in one order.
+    """One rank of one replica. Everything here is done by all that have this part, in one order.
 
     Who fails in it leaves at once (RuntimeError): its connections end, so that nobody waits for it who waits for
     whoever it waited for."""
 
-    def __init__(self, replica: int, size: int, meeting: Meeting | int, seconds: float, *, part: int = 0) -> None:
+    def __init__(self, replica: int, size: int, meeting: Meeting | At, seconds: float, *, part: int = 0) -> None:
         """Once all `size` are there. `part`: of the model, which this rank has. `seconds`: that one may be later than
         another. Raises RuntimeError."""
         self.replica = replica
         self.size = size
-        self._store = store_of(meeting, seconds)
+        self._store, own = come_to(meeting, seconds)
         of_part = PrefixStore(str(part), self._store)
         _arrive(of_part, replica, size, min(seconds, _ARRIVE_S))
-        self._group: Any = gloo_group(of_part, replica, size, _HOST, seconds)
+        self._group: Any = gloo_group(of_part, replica, size, own, seconds)
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
         """Give each of these, float32, the sum of all replicas': the same bits in all."""

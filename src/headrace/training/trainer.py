@@ -35,7 +35,7 @@ from headrace.training.pass_marks import PassMarks
 from headrace.training.pieces import Piece
 from headrace.training.protocol import Loss, LossTerms, Outputs, StepReport
 from headrace.training.remembered import Remembered
-from headrace.training.replicas import Meeting, Replicas
+from headrace.training.replicas import At, Meeting, Replicas
 from headrace.training.saved import SavedModel, SavedTrainer, SavedWeights, copied, weights_of
 from headrace.training.state import (
     TrainerRecord,
@@ -46,6 +46,7 @@ from headrace.training.state import (
     rng_tensors,
 )
 from headrace.training.sums import BatchSums
+from headrace.weights.parts_apart import Peers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -236,8 +237,8 @@ class HFTrainer:
             operations=sums.operations,
         )
 
-    def join(self, rank: int, meeting: Meeting | int, seconds: float) -> None:
-        """Be this one of the ranks that cut the model up, from now on. `meeting`: the first one's own, or its port.
+    def join(self, rank: int, meeting: Meeting | At, seconds: float) -> None:
+        """Be this one of the ranks that cut the model up, from now on. `meeting`: the first one's own, or where it is.
         `seconds`: that a rank may be later than another. Raises RuntimeError, ConfigError."""
         # Most runs need none of this, and torch takes its time to import it.
         from headrace.training.layouts.group import RankGroup
@@ -260,7 +261,12 @@ class HFTrainer:
         if self._reference.is_wanted:
             self.keep_reference()
 
-    def pair(self, replica: int, meeting: Meeting | int, seconds: float) -> None:
+    @property
+    def peers(self) -> Peers | None:
+        """With whom it cuts the model up."""
+        return self._ranks
+
+    def pair(self, replica: int, meeting: Meeting | At, seconds: float) -> None:
         """Train together with the other replicas from now on, who have the same weights; those of before are left.
         `meeting`: of all ranks, as for `join`. Raises RuntimeError."""
         if self._replicas is not None:

@@ -1,4 +1,5 @@
-"""A version that several processes of a machine write into one slot, each the parts of tensors that it has.
+"""A version that several processes write into one slot, each the parts of tensors that it has, and what it is sent by
+those who do not see the slot's memory (`parts_apart.py`).
 
 The publisher begins a slot, whose generation is odd from then on; the others write into it; the publisher ends it once
 all have told how many bytes they wrote, and these are all that there are. Nobody has more of a version than its own
@@ -7,13 +8,15 @@ part. Whoever is killed meanwhile leaves a slot that nobody takes anything from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from headrace.weights.copies import copy_each
+from headrace.weights.parts_apart import Peers, receive_parts, send_parts, who_writes
 from headrace.weights.plane import Manifest, WeightError
 from headrace.weights.shm import slots_in
 from headrace.weights.slots import Slot, settle
@@ -35,18 +38,57 @@ class Part:
     name: str
     begin: tuple[int, ...]
     tensor: Tensor
+    dtype: torch.dtype | None = None
+    """Of the version: that of `tensor` unless given."""
 
 
 class PartWriter:
     """What it has mapped stays mapped, of one publisher at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, peers: Peers | None = None) -> None:
+        """`peers`: with whom it writes, if some of them may not see what is written into; made by all of them. Raises
+        RuntimeError."""
         self._address = ""
         self._slots: list[Slot] = []
+        self._peers = peers
+        self._writes = who_writes([] if peers is None else peers.sees())
 
     def write(self, opened: OpenSlot, parts: Iterable[Part]) -> int:
-        """How many bytes of the version these are; converted to its dtypes. Blocking. Raises WeightError if the slot
-        is not that one, or is not any more."""
+        """How many bytes of the version this one has written, its own and those that it was sent; converted to its
+        dtypes. Where it does not see the slot's memory it sends them, to be written. By all. Blocking. Raises
+        WeightError if the slot is not that one, or is not any more; RuntimeError where another is lost."""
+        if (peers := self._peers) is None:
+            return self._written(self._found(opened), opened, parts)
+        own, by = peers.rank, self._writes[peers.rank]
+        if by != own:
+            send_parts(peers, by, [(each.name, each.begin, each.tensor, _dtype(each)) for each in parts])
+            return 0
+        sent_by = [rank for rank, writer in enumerate(self._writes) if writer == own != rank]
+        try:
+            slot = self._found(opened)
+            written = self._written(slot, opened, parts)
+        except WeightError:
+            self._taken(peers, sent_by, None)  # they would wait
+            raise
+        written += self._taken(peers, sent_by, slot)
+        if slot.generation != opened.generation:
+            raise _closed(opened)
+        return written
+
+    def _taken(self, peers: Peers, ranks: Sequence[int], slot: Slot | None) -> int:
+        """Bytes from these, in the slot if there is one. From all, whatever one has. Raises WeightError."""
+        written, fault = 0, None
+        for rank in ranks:
+            try:
+                written += receive_parts(peers, rank, None if slot is None or fault else slot.tensors)
+            except WeightError as error:
+                fault = error
+        if fault is not None:
+            raise fault
+        return written
+
+    def _found(self, opened: OpenSlot) -> Slot:
+        """Raises WeightError."""
         if self._address != opened.address:
             try:
                 self._slots = slots_in(Path(opened.address))
@@ -59,6 +101,10 @@ class PartWriter:
         slot = next((slot for slot in self._slots if slot.generation == opened.generation), None)
         if slot is None:
             raise _closed(opened)
+        return slot
+
+    def _written(self, slot: Slot, opened: OpenSlot, parts: Iterable[Part]) -> int:
+        """Its own bytes. Raises WeightError."""
         pairs = [(_box(slot, part), part.tensor) for part in parts]
         copy_each(pairs)
         settle(tensor for _, tensor in pairs)
@@ -79,6 +125,10 @@ def require_all(manifest: Manifest, written: int) -> None:
 def _box(slot: Slot, part: Part) -> Tensor:
     whole = slot.tensors[part.name]
     return whole[tuple(slice(begin, begin + size) for begin, size in zip(part.begin, part.tensor.shape, strict=True))]
+
+
+def _dtype(part: Part) -> torch.dtype:
+    return part.tensor.dtype if part.dtype is None else part.dtype
 
 
 def _closed(opened: OpenSlot) -> WeightError:

@@ -66,6 +66,6 @@ async def _group(
     """`own`: the section of the model that is trained."""
     layout = layout_of(own.layout)
     workers = await started(kind, spec, runtime, config, layout.size)
-    ranks = RankWorkers(workers, runtime.clock, config.runtime.stall_timeout_s, layout)
+    ranks = RankWorkers(workers, runtime.clock, config.runtime.stall_timeout_s, layout, host=config.weights.host)
     await ranks.come_together()
     return await TrainerGroup.of(kind.kind, ranks, own.max_tokens_per_microbatch * own.layout.budgets)

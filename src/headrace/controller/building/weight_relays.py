@@ -18,7 +18,8 @@ from headrace.runtime.protocol import Runtime
 from headrace.runtime.together import together
 from headrace.runtime.workers import Handle, Placement
 from headrace.training.group import TrainerGroup
-from headrace.weights.relay.relays import LOOPBACK, SOURCE, Relays
+from headrace.weights.addresses import LOOPBACK
+from headrace.weights.relay.relays import SOURCE, Relays
 from headrace.weights.seen import Seen, seen_here
 
 

@@ -8,11 +8,13 @@ from headrace.config import TrainConfig
 from headrace.config.evaluation import PLAIN
 from headrace.config.layout import LayoutConfig
 from headrace.config.model import EngineSection
+from headrace.config.values.hosts import is_loopback
 from headrace.controller.building.processors import threads_of_worker
 from headrace.controller.building.threads import available_threads, takes_turns
 from headrace.controller.planning import rollout_worker_count
 from headrace.controller.planning.backends import describe_backend
 from headrace.controller.planning.memory_estimate import GIB, MIB
+from headrace.controller.planning.placement import worker_counts
 from headrace.controller.planning.placement_view import drawn
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.prompt_notes import first_prompt
@@ -128,7 +130,14 @@ def _cluster(plan: Plan) -> list[str]:
     if runtime.kind != "ray":
         return []
     where = f"the cluster at {runtime.address}" if runtime.address else "a cluster of this run's own, on loopback alone"
-    return [f"ray       {where}; all workers are actors", *drawn(plan.config, plan.rollout_workers)]
+    lines = [f"ray       {where}; all workers are actors", *drawn(plan.config, plan.rollout_workers)]
+    host, ranks = plan.config.weights.host, worker_counts(plan.config, 0)
+    if not is_loopback(host) and max(ranks["trainer"], ranks["critic"]) > 1:
+        lines.append(
+            f"ray       ranks of one model on several machines meet on the network of {host}, by gloo, unencrypted, "
+            "and whoever reaches their ports can take part; keep it to this run's machines"
+        )
+    return lines
 
 
 def _data(plan: Plan) -> str:

@@ -21,7 +21,7 @@ _SHARED_MEMORY = ("shm", "cuda_ipc", "gloo")
 """Transports for which all of them have to see one machine's memory; unless one is given, relays reach who does not."""
 _IN_FOLDER = ("trainer", "critic", "rollout")
 """Those who write into the run's folder: checkpoints, and journals of groups."""
-TOGETHER = ("trainer", "critic")
+_TRAINED = ("trainer", "critic")
 """Whose workers are ranks of one model."""
 _MODEL = "config.json"
 
@@ -50,6 +50,11 @@ def needs_of(config: TrainConfig, folder: Path | None, memory: Path | None) -> M
             )
         made[role] = Needs(tuple(files))
     return made
+
+
+def together_of(config: TrainConfig) -> tuple[str, ...]:
+    """Kinds whose workers have to be on one machine: ranks of one model, which meet on loopback unless told."""
+    return _TRAINED if is_loopback(config.weights.host) else ()
 
 
 def meeting_of(config: TrainConfig) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from headrace.runtime.workers import Host
 from headrace.store.media.files import Digest
 from headrace.training.layouts.ranks import layout_of
 from headrace.training.protocol import StepReport, Written
-from headrace.training.replicas import Meeting
+from headrace.training.replicas import At, Meeting
 
 _CONFIGS = {"sft_config": SFTConfig, "rm_config": RMConfig, "dpo_config": DPOConfig}
 
@@ -63,24 +63,24 @@ class OfflineRank:
         self._meeting: Meeting | None = None
         self._tells = True
 
-    def meet(self, seconds: float) -> int:
+    def meet(self, seconds: float, host: str) -> At:
         """See `TrainerRank.meet`."""
-        self._meeting = Meeting(seconds)
-        return self._meeting.port
+        self._meeting = Meeting(seconds, host)
+        return self._meeting.at
 
-    def come_together(self, rank: int, port: int, seconds: float, tells: bool) -> None:
+    def come_together(self, rank: int, at: At, seconds: float, tells: bool) -> None:
         """See `TrainerRank.come_together`."""
         self._tells = tells
-        self._trained.trainer.join(rank, self._met(port), seconds)
+        self._trained.trainer.join(rank, self._met(at), seconds)
 
-    def pair(self, replica: int, port: int, seconds: float) -> None:
+    def pair(self, replica: int, at: At, seconds: float) -> None:
         """See `TrainerRank.pair`."""
-        self._trained.trainer.pair(replica, self._met(port), seconds)
+        self._trained.trainer.pair(replica, self._met(at), seconds)
 
-    def _met(self, port: int) -> Meeting | int:
+    def _met(self, at: At) -> Meeting | At:
         """The meeting, where it is this rank's own."""
         meeting, self._meeting = self._meeting, None
-        return port if meeting is None else meeting
+        return at if meeting is None else meeting
 
     def accumulate(self, micros: Sequence[Sequence[PackRow]]) -> None:
         """These micro-batches, one after another."""

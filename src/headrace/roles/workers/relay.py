@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +10,7 @@ import torch
 from headrace.runtime.process.memory_here import MemoryHere
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
+from headrace.weights.addresses import own_address
 from headrace.weights.relay.journey import RELAY_TYPES, Found, Journey, Meeting, Plane, Sent
 from headrace.weights.relay.line import STILL_S
 from headrace.weights.relay.relay import Relay
@@ -47,10 +47,7 @@ class RelayWorker:
 
     def plane(self, host: str) -> Plane:
         """Where what it keeps is found, and the address of this machine as one at `host` sees it. Raises OSError."""
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as way:
-            way.connect((host, 9))  # nothing is sent: the kernel chooses where it would leave from
-            own = str(way.getsockname()[0])
-        return Plane(self._relay.transport, self._relay.address, own)
+        return Plane(self._relay.transport, self._relay.address, own_address(host))
 
     def listen(self, host: str) -> int:
         """See `Relay.listen`."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import timedelta
 from itertools import product
 
@@ -13,11 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from headrace.config.values.hosts import is_loopback
 from headrace.models.parallel.shared_pass import Ranks, SharedPass
 from headrace.training.layouts.ranks import Layout, Place
 from headrace.training.merging import gathered, merged, plain
-from headrace.training.replicas import Meeting, store_of
+from headrace.training.replicas import At, Meeting, come_to
 from headrace.training.sums import BatchSums
+from headrace.weights.addresses import interface_of
+from headrace.weights.seen import Seen, seen_here
 
 _STAGES, _SHARDS, _TENSOR = "stages", "shards", "tensor"
 _COPIES, _EXPERTS = "copies", "experts"
@@ -26,16 +29,18 @@ _COPIES, _EXPERTS = "copies", "experts"
 class RankGroup:
     """Everything here is done by all ranks, in one order."""
 
-    def __init__(self, layout: Layout, rank: int, meeting: Meeting | int, seconds: float, device: torch.device) -> None:
+    def __init__(self, layout: Layout, rank: int, meeting: Meeting | At, seconds: float, device: torch.device) -> None:
         """Once all are there. `layout`: of one replica. `meeting`, `seconds`: see `Replicas`. `device`: of this rank
         alone, if it is not the CPU. torch's default group of this process is theirs. Raises RuntimeError."""
         assert layout.copies == 1, "it is of one replica"
-        store, wait = store_of(meeting, seconds), timedelta(seconds=seconds)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        (store, own), wait = come_to(meeting, seconds), timedelta(seconds=seconds)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(own))
         backend = "gloo"
         if device.type == "cuda":  # what ranks tell each other in plain data goes through the host
             backend = "cpu:gloo,cuda:nccl"
             torch.cuda.set_device(device)
+            if not is_loopback(own):
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", interface_of(own))
         dist.init_process_group(backend, store=store, rank=rank, world_size=layout.size, timeout=wait)
         self.layout = layout
         self.rank = rank
@@ -67,6 +72,18 @@ class RankGroup:
         tensor = None if self.tensor is None else Ranks(self.tensor.get_group(), place.tp, self.layout.tp)
         context = None if self._context is None else Ranks(self._context, place.cp, self.layout.cp)
         return SharedPass(tensor, context) if tensor or context else None
+
+    def sees(self) -> list[Seen]:
+        """See `Peers`."""
+        return [Seen(**told) for told in gathered(dist.group.WORLD, self.layout.size, asdict(seen_here()))]
+
+    def send(self, tensor: Tensor, rank: int) -> None:
+        """See `Peers`: in the host's memory."""
+        dist.send(tensor, rank)
+
+    def receive(self, tensor: Tensor, rank: int) -> None:
+        """See `Peers`: in the host's memory."""
+        dist.recv(tensor, rank)
 
     def merged(self, sums: BatchSums) -> BatchSums:
         """Those of all parts of the data."""

@@ -17,13 +17,13 @@ from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import pause_after
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
+from headrace.weights.addresses import LOOPBACK
 from headrace.weights.plane import WeightError, WeightOffer
 from headrace.weights.relay.journey import Found, Journey, Meeting, Plane, Sent
 from headrace.weights.relay.line import STILL_S, PeerError
 from headrace.weights.relay.relay_place import RelayPlace
 from headrace.weights.version import Version
 
-LOOPBACK = "127.0.0.1"
 SOURCE = 0
 """Its rank, and its place in every group."""
 _LAST_WORDS_S = STILL_S + 5.0

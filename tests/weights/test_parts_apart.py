@@ -1,0 +1,143 @@
+"""Parts of a version from those who do not see its memory: sent, converted, and written by one that does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from queue import Queue
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.weights import parts_apart
+from headrace.weights.manifest import build_manifest
+from headrace.weights.parts import OpenSlot, Part, PartWriter, require_all
+from headrace.weights.parts_apart import who_writes
+from headrace.weights.plane import WeightError
+from headrace.weights.seen import Seen
+from headrace.weights.shm import ShmPublisher, ShmReceiver
+from headrace.weights.version import Version
+
+OUTLINE = {
+    "w": torch.empty(7, 5, dtype=torch.bfloat16, device="meta"),
+    "odd": torch.empty(3, dtype=torch.bfloat16, device="meta"),
+    "n": torch.empty((), device="meta"),
+}
+MANIFEST = build_manifest(Version(0, 1), OUTLINE, checksums=False)
+
+
+def at(*memories: str) -> list[Seen]:
+    """Of each rank, on the machine of that name or number."""
+    return [Seen(memory, "4", rank) for rank, memory in enumerate(memories)]
+
+
+class Queues:
+    """`Peers` that are threads."""
+
+    def __init__(self, rank: int, seen: Sequence[Seen], lines: dict[tuple[int, int], Queue[torch.Tensor]]) -> None:
+        self.rank = rank
+        self._seen = seen
+        self._lines = lines
+
+    def sees(self) -> Sequence[Seen]:
+        return self._seen
+
+    def send(self, tensor: torch.Tensor, rank: int) -> None:
+        self._lines[self.rank, rank].put(tensor.clone())
+
+    def receive(self, tensor: torch.Tensor, rank: int) -> None:
+        sent = self._lines[rank, self.rank].get(timeout=20)
+        assert sent.shape == tensor.shape
+        tensor.copy_(sent)
+
+
+def written(opened: OpenSlot, seen: list[Seen], parts: Sequence[Sequence[Part]]) -> list[int | Exception]:
+    """By each rank, or what it raised; all have ended."""
+    size = len(seen)
+    lines: dict[tuple[int, int], Queue[torch.Tensor]] = {
+        (one, other): Queue() for one in range(size) for other in range(size)
+    }
+    found: list[int | Exception] = [0] * size
+
+    def write(rank: int) -> None:
+        try:
+            found[rank] = PartWriter(Queues(rank, seen, lines)).write(opened, parts[rank])
+        except WeightError as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=write, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    return found
+
+
+def begun(folder: Path) -> tuple[ShmPublisher, OpenSlot]:
+    publisher = ShmPublisher(folder)
+    return publisher, OpenSlot(publisher.address, publisher.begin(MANIFEST).generation)
+
+
+def test_those_who_do_not_see_the_memory_are_shared_out_among_those_who_do() -> None:
+    assert who_writes(at("a", "a", "b", "a", "b", "c", "c")) == [0, 1, 0, 3, 1, 3, 0]
+    assert who_writes(at("a", "b", "b")) == [0, 0, 0]
+    assert who_writes(at("", "", "a")) == [0, 0, 0], "nobody knows where the first ones are"
+    assert who_writes([]) == []
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(st.sampled_from("ab"), min_size=4, max_size=4),
+    st.integers(1, 6),
+    st.sampled_from([1, 30, 1 << 20]),
+)
+def test_whoever_has_a_part_it_arrives(
+    tmp_path_factory: pytest.TempPathFactory, where: list[str], cut: int, bucket: int
+) -> None:
+    """[7, 5] in two boxes of rows, three odd numbers and one without a shape, of four ranks on two machines; published
+    in other dtypes than float32, in one bucket or many."""
+    publisher, opened = begun(tmp_path_factory.mktemp("slots"))
+    whole, odd, one = torch.randn(7, 5), torch.randn(3), torch.randn(())
+    types = {name: tensor.dtype for name, tensor in OUTLINE.items()}
+    parts = [
+        [Part("w", (0, 0), whole[:cut], types["w"])],
+        [Part("odd", (0,), odd, types["odd"]), Part("n", (), one, types["n"])],
+        [Part("w", (cut, 0), whole[cut:], types["w"])],
+        [],
+    ]
+    with mock.patch.object(parts_apart, "BUCKET_BYTES", bucket):
+        found = written(opened, at(*where), parts)
+    require_all(MANIFEST, sum(each for each in found if isinstance(each, int)))
+    publisher.end(MANIFEST, None)
+    _, received = ShmReceiver(publisher.address).receive()
+    assert received["w"].equal(whole.bfloat16())
+    assert received["odd"].equal(odd.bfloat16())
+    assert received["n"].equal(one)
+
+
+def test_what_has_no_place_in_the_version_is_told_and_nobody_waits(tmp_path: Path) -> None:
+    _, opened = begun(tmp_path)
+    wrong = [
+        Part("v", (0,), torch.ones(2), torch.bfloat16),  # of no such name
+        Part("odd", (2,), torch.ones(2), torch.bfloat16),  # ends behind it
+        Part("n", (), torch.ones(()), torch.bfloat16),  # of another dtype
+        Part("w", (0,), torch.ones(5), torch.bfloat16),  # of another shape
+    ]
+    for part in wrong:
+        right = Part("odd", (0,), torch.ones(3), torch.bfloat16)
+        told, sent, last = written(opened, at("a", "b", "b"), [[], [part], [right]])
+        assert str(told).startswith(f"rank 1 has a part of {part.name!r} that the version has no place for: ")
+        assert (sent, last) == (0, 0)
+
+
+def test_a_slot_that_is_written_no_more_leaves_nobody_waiting(tmp_path: Path) -> None:
+    publisher, opened = begun(tmp_path)
+    publisher.end(MANIFEST, None)
+    told, sent = written(opened, at("a", "b"), [[], [Part("n", (), torch.ones(()))]])
+    assert "is written as generation 1; publish again" in str(told)
+    assert sent == 0
