@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from headrace.cli.main import main
 from headrace.config import TrainConfig, load_config
-from headrace.roles.columns.frozen import InWorker
+from headrace.roles.columns.frozen import InRanks
 from headrace.store import RunReader
 
 KL = {"algorithm__kl__coefficient": 0.1}
@@ -85,16 +85,16 @@ def test_scorers_that_are_killed_come_back_in_their_place_and_change_no_number(
         "proximal__placement": "process",
     }
     whole = trained(tmp_path / "whole", **changes)
-    scores, calls = InWorker.scores, Counter[str]()
+    scores, calls = InRanks.scores, Counter[str]()
 
-    async def watched(model: InWorker, rows: Any) -> Any:
+    async def watched(model: InRanks, rows: Any) -> Any:
         calls[model.name] += 1
         if calls[model.name] == 4:
             (victim,) = (each for each in psutil.Process().children() if f"{model.name}/0" in " ".join(each.cmdline()))
             os.kill(victim.pid, signal.SIGKILL)
         return await scores(model, rows)
 
-    monkeypatch.setattr(InWorker, "scores", watched)
+    monkeypatch.setattr(InRanks, "scores", watched)
     killed = trained(tmp_path / "killed", **changes)
     for one, other in zip(whole, killed, strict=True):
         assert (one["loss"], one["grad_norm"]) == (other["loss"], other["grad_norm"])
@@ -121,3 +121,14 @@ def test_a_run_that_scores_nothing_sets_no_processor_aside(tmp_path: Path) -> No
     job = make_job(tmp_path / "job", **KL, reference__placement="process")
     assert load_config(TrainConfig, job).scorer_processes == ("reference",)
     assert load_config(TrainConfig, job, ["rollouts_only=true"]).scorer_processes == ()
+
+
+@pytest.mark.slow
+@pytest.mark.cpu
+def test_two_ranks_share_out_the_rows_of_a_reference(tmp_path: Path) -> None:
+    changes = {**KL, "reference__placement": "process", "reference__max_tokens_per_microbatch": 24}
+    one = trained(tmp_path / "one", **changes)
+    two = trained(tmp_path / "two", **changes, reference__layout="d2")
+    for of_one, of_two in zip(one, two, strict=True):
+        assert of_two["loss"] == pytest.approx(of_one["loss"], rel=1e-5, abs=1e-7)
+        assert of_two["grad_norm"] == pytest.approx(of_one["grad_norm"], rel=1e-5)

@@ -1,4 +1,4 @@
-"""The ranks of a trainer group: workers, or the one on a lane of this process."""
+"""The ranks of one model: workers, or the one on a lane of this process."""
 
 from __future__ import annotations
 
@@ -89,14 +89,25 @@ class RankWorkers:
     Ranks that cut the model up pass over it together: where one of them is lost, the others of its replica are of no
     use, and are ended. What other replicas are at they end, and are there still."""
 
-    def __init__(self, workers: Workers[Any], clock: Clock, seconds: float, layout: Layout = WHOLE) -> None:
-        """Not together yet. `seconds`: that a rank may be later than another."""
+    def __init__(
+        self, workers: Workers[Any], clock: Clock, seconds: float, layout: Layout = WHOLE, *, trains: bool = True
+    ) -> None:
+        """Not together yet. `seconds`: that a rank may be later than another. `trains`: else they only score, and
+        replicas tell each other nothing."""
         self.layout = layout
+        self._trains = trains
         self._workers = workers
         self._clock = clock
         self._seconds = seconds
         self._ended: dict[int, WorkerLost] = {}
         """Those that were ended because of another, and its loss."""
+        self._strangers: set[int] = set()
+        """Replicas whose ranks were made, and have not come together."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the workers."""
+        return [handle.worker for handle in self._workers.handles]
 
     @property
     def left(self) -> Sequence[int]:
@@ -110,25 +121,32 @@ class RankWorkers:
         return [copy for copy in range(self.layout.copies) if copy not in lost]
 
     async def come_together(self, copies: Sequence[int] | None = None) -> None:
-        """They train one model from now on. `copies`: the replicas that are new; all unless given. Raises
+        """They have one model from now on. `copies`: the replicas that are new; all unless given. Raises
         WorkerLost."""
         layout = self.layout
         if layout.joint:
             await together(self._come_together(copy) for copy in (range(layout.copies) if copies is None else copies))
-        if layout.copies > 1:
+        if layout.copies > 1 and self._trains:
             port = await self.call("meet", self._seconds, what="a place to meet")
             told = {rank: (layout.within(rank)[0], port, self._seconds) for rank in range(layout.size)}
             await self.each("pair", told, what="the replicas to find each other")
+
+    async def restart_broken(self) -> None:
+        """Make replicas anew of which a rank is lost, or that did not come together. Raises WorkerLost."""
+        whole = set(self.whole) - self._strangers
+        await self.restart([copy for copy in range(self.layout.copies) if copy not in whole])
 
     async def restart(self, copies: Sequence[int] | None = None) -> list[str]:
         """Make these replicas anew from their specs; all unless given. The names of their workers. Raises
         WorkerLost."""
         those = range(self.layout.copies) if copies is None else copies
         ranks = [rank for copy in those for rank in self.layout.members(copy)]
+        self._strangers.update(those)
         await together(self._workers.restart(rank) for rank in ranks)
         for rank in ranks:
             self._ended.pop(rank, None)
         await self.come_together(those)
+        self._strangers.difference_update(those)
         return [self._workers.handles[rank].worker for rank in ranks]
 
     async def call(self, method: str, *args: Any, what: str) -> Any:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from headrace.config.layout import LayoutConfig
+from headrace.config.places import layouts_of
 from headrace.config.roles import CriticConfig, ProximalConfig, ReferenceConfig, TeacherConfig
 from headrace.controller.building.models import Models
 from headrace.controller.planning.plan import Plan
@@ -39,7 +41,7 @@ def scorers(
     def add(name: str, section: ScorerSettings, score: Score, **changes: Any) -> None:
         """A scorer that names its stage and its column alike, but for `changes`."""
         named = {"name": name, "columns": (name,), "by_group": by_group, **changes}
-        scored = ScoredColumns(context, score=score, max_tokens=section.max_tokens_per_microbatch, **named)
+        scored = ScoredColumns(context, score=score, **{"max_tokens": section.max_tokens_per_microbatch, **named})
         found.append(ColumnRole(context, scored))
 
     def asked(lane: str, name: str, scores: Score) -> Score:
@@ -54,6 +56,8 @@ def scorers(
     def add_model(section: ScorerSettings, model: AskedModel, **changes: Any) -> None:
         if model.returns is not None:
             model.returns.tell_to(context.table.lose, context.report)
+        layout = layouts_of(config).get(model.name, LayoutConfig())
+        changes["max_tokens"] = layout.tokens_at_once(section.max_tokens_per_microbatch)
         add(model.name, section, asked(model.name, model.name, model.scores), returns=model.returns, **changes)
 
     def of_group(group: TrainerGroup, column: str) -> Score:

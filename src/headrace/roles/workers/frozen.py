@@ -10,11 +10,13 @@ from typing import Any, ClassVar
 import torch
 
 from headrace.models.loading import load_causal_lm
+from headrace.roles.workers.rank_device import rank_device
 from headrace.runtime.protocol import Services
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.store.media.files import Digest
 from headrace.training.frozen import FrozenScorer
+from headrace.training.layouts.ranks import WHOLE, Layout
 from headrace.training.protocol import Saved, Written
 from headrace.training.rank import CHECKPOINTS
 from headrace.training.rows.packed_rows import ROW_TYPES, RowToTrain
@@ -38,6 +40,10 @@ class FrozenSpec:
     device: str
     temperature: float
     """Of sampling."""
+    layout: Layout = WHOLE
+    """Of ranks that score together."""
+    max_tokens: int = 1
+    """Of a micro-batch of one of several."""
 
 
 class FrozenWorker:
@@ -45,14 +51,16 @@ class FrozenWorker:
 
     kind: ClassVar[str]
     types: ClassVar[WireTypes] = ROW_TYPES.with_types(WEIGHT_TYPES).with_types(
-        WireTypes({"frozen_spec": FrozenSpec, "written": Written, "digest": Digest})
+        WireTypes({"frozen_spec": FrozenSpec, "layout": Layout, "written": Written, "digest": Digest})
     )
 
     def __init__(self, spec: FrozenSpec, host: Host) -> None:
         """Loads the model. Raises ConfigError."""
         if host.threads is not None:
             torch.set_num_threads(host.threads)
-        model = load_causal_lm(spec.weights, dtype=getattr(torch, spec.dtype), device=torch.device(spec.device))
+        model = load_causal_lm(
+            spec.weights, dtype=getattr(torch, spec.dtype), device=rank_device(spec.device, host.rank)
+        )
         self._model = FrozenScorer(model, temperature=spec.temperature)
         self._scoring = Scoring(host.refs, self._model.logprobs, self.kind)
         self._services: Services = host

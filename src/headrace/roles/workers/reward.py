@@ -13,10 +13,12 @@ from headrace.experience.columns import COLUMN_TYPES
 from headrace.models.loading import load_reward_model
 from headrace.models.packing import PackRow, pack
 from headrace.rewards.model_reward import Answered
+from headrace.roles.workers.rank_device import rank_device
 from headrace.runtime.refs import Ref
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.training.frozen import FrozenRewardModel
+from headrace.training.layouts.ranks import WHOLE, Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +30,25 @@ class RewardSpec:
     dtype: str
     """That it computes in, as `bfloat16`."""
     device: str
+    layout: Layout = WHOLE
+    """Of ranks that score together."""
+    max_tokens: int = 1
+    """Of a micro-batch of one of several."""
 
 
 class RewardWorker:
     """Named, as its lane is, for the stage that it scores for."""
 
     kind: ClassVar[str] = "reward"
-    types: ClassVar[WireTypes] = COLUMN_TYPES.with_types(WireTypes({"answered": Answered, "reward_spec": RewardSpec}))
+    types: ClassVar[WireTypes] = COLUMN_TYPES.with_types(
+        WireTypes({"answered": Answered, "reward_spec": RewardSpec, "layout": Layout})
+    )
 
     def __init__(self, spec: RewardSpec, host: Host) -> None:
         """Loads the model. Raises ConfigError."""
         if host.threads is not None:
             torch.set_num_threads(host.threads)
-        dtype, device = getattr(torch, spec.dtype), torch.device(spec.device)
+        dtype, device = getattr(torch, spec.dtype), rank_device(spec.device, host.rank)
         self._model = FrozenRewardModel(load_reward_model(spec.weights, dtype=dtype, device=device))
         self._refs = host.refs
 
