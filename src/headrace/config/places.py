@@ -56,7 +56,7 @@ def check_places(config: TrainConfig) -> None:
     if config.engine.lent:
         _check_lent(config)
     for name, layout in layouts_of(config).items():
-        _check_layout(_KEYS.get(name, name), layout, _placement_of(config, name))
+        _check_layout(key_of(name), layout, _placement_of(config, name))
     if config.trainer.backend == "megatron":
         _check_megatron(config)
     if (ranks := config.trainer.layout.dp) > 1 and config.algorithm.loss == "m2po":
@@ -71,9 +71,15 @@ def layouts_of(config: TrainConfig) -> dict[str, LayoutConfig]:
         "trainer": config.trainer.layout,
         "critic": config.critic.layout,
         "reference": config.reference.layout,
+        "proximal": config.proximal.layout,
         "teacher": config.teacher.layout,
         "reward": config.reward.model.layout,
     }
+
+
+def key_of(kind: str) -> str:
+    """The section of workers of this kind."""
+    return _KEYS.get(kind, kind)
 
 
 def _placement_of(config: TrainConfig, kind: str) -> str:

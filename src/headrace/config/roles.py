@@ -59,6 +59,8 @@ class ProximalConfig(Section):
     """`hybrid`: the actor itself, before its first step. `own`: a copy of the policy on a lane of its own, which takes
     each new version and scores rows as they enter the batch. `process`: such a copy in a process of its own, on this
     machine."""
+    layout: LayoutConfig = LayoutConfig()
+    """Of ranks that score together, each in a process of its own, as `trainer.layout`; each takes new versions."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
 
 

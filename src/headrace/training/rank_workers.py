@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
 from headrace.algorithms.pieces import PieceError
@@ -103,6 +104,7 @@ class RankWorkers:
         """Those that were ended because of another, and its loss."""
         self._strangers: set[int] = set()
         """Replicas whose ranks were made, and have not come together."""
+        self._turn = asyncio.Lock()
 
     @property
     def names(self) -> Sequence[str]:
@@ -133,8 +135,19 @@ class RankWorkers:
 
     async def restart_broken(self) -> None:
         """Make replicas anew of which a rank is lost, or that did not come together. Raises WorkerLost."""
-        whole = set(self.whole) - self._strangers
-        await self.restart([copy for copy in range(self.layout.copies) if copy not in whole])
+        async with self.in_turn():
+            whole = set(self.whole) - self._strangers
+            await self.restart([copy for copy in range(self.layout.copies) if copy not in whole])
+
+    @asynccontextmanager
+    async def in_turn(self) -> AsyncIterator[None]:
+        """Where ranks cut the model up, one at a time has them pass over it, or makes them anew: they would begin the
+        passes of two in different orders, and wait for each other."""
+        if not self.layout.joint:
+            yield
+            return
+        async with self._turn:
+            yield
 
     async def restart(self, copies: Sequence[int] | None = None) -> list[str]:
         """Make these replicas anew from their specs; all unless given. The names of their workers. Raises

@@ -46,7 +46,7 @@ SAFE: dict[str, Safe] = {
     "engine.process": _PLACE,
     "engine.return_deadline_s": _PATIENCE,
     **{f"{who}.placement": _PLACE for who in ("trainer", "critic", "teacher", "reward.model", "functions")},
-    **{f"{who}.layout": _SIZE for who in ("trainer", "critic", "reference", "teacher", "reward.model")},
+    **{f"{who}.layout": _SIZE for who in ("trainer", "critic", "reference", "proximal", "teacher", "reward.model")},
     **{f"{who}.optimizer.offload": _SIZE for who in ("trainer", "critic")},
     "trainer.backend": _SIZE,
     **{f"{who}.max_tokens_per_microbatch": _SIZE for who in ("trainer", "critic", "reference", "proximal", "teacher")},

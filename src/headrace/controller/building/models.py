@@ -9,8 +9,6 @@ from typing import Any
 
 from headrace.algorithms.kl_controllers import KLCoefficient
 from headrace.config import TrainConfig
-from headrace.config.layout import LayoutConfig
-from headrace.config.places import layouts_of
 from headrace.config.roles import ProximalConfig, ReferenceConfig, TeacherConfig
 from headrace.controller.building.engine_workers import load_engines, load_judges
 from headrace.controller.building.frozen_workers import frozen_ranks
@@ -78,8 +76,7 @@ async def load_models(
     config, algorithm = plan.config, plan.config.algorithm
 
     async def frozen(kind: type[FrozenWorker], path: str, own: ScorerConfig) -> AskedModel:
-        layout = layouts_of(config).get(kind.kind, LayoutConfig())
-        return await frozen_ranks(kind, path, own.max_tokens_per_microbatch, layout, plan, runtime)
+        return await frozen_ranks(kind, path, own.max_tokens_per_microbatch, own.layout, plan, runtime)
 
     makes: dict[str, Callable[[], Awaitable[Any]]] = {"trainer": lambda: policy_group(plan, runtime, folder, in_memory)}
     if plan.needs_engine:

@@ -15,7 +15,7 @@ def process_count(config: TrainConfig) -> int:
     """Worker processes that compute with models."""
     engines = (config.engine.total + len(own_judges(config.rewards))) * config.engine.apart
     models, layouts = (*config.trainer_processes, *config.scorer_processes), layouts_of(config)
-    return engines + sum(layouts[name].ranks if name in layouts else 1 for name in models)
+    return engines + sum(layouts[name].ranks for name in models)
 
 
 def threads_of_worker(config: TrainConfig, kind: str = "") -> int:

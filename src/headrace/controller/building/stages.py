@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from headrace.config.layout import LayoutConfig
-from headrace.config.places import layouts_of
 from headrace.config.roles import CriticConfig, ProximalConfig, ReferenceConfig, TeacherConfig
 from headrace.controller.building.models import Models
 from headrace.controller.planning.plan import Plan
@@ -56,8 +54,7 @@ def scorers(
     def add_model(section: ScorerSettings, model: AskedModel, **changes: Any) -> None:
         if model.returns is not None:
             model.returns.tell_to(context.table.lose, context.report)
-        layout = layouts_of(config).get(model.name, LayoutConfig())
-        changes["max_tokens"] = layout.tokens_at_once(section.max_tokens_per_microbatch)
+        changes["max_tokens"] = section.layout.tokens_at_once(section.max_tokens_per_microbatch)
         add(model.name, section, asked(model.name, model.name, model.scores), returns=model.returns, **changes)
 
     def of_group(group: TrainerGroup, column: str) -> Score:
@@ -77,7 +74,7 @@ def scorers(
     if models.proximal is not None:
         follows = FollowedWeights(
             context,
-            models.trainer.receiver().near(models.proximal.worker),
+            [models.trainer.receiver().near(worker) for worker in models.proximal.workers],
             published,
             models.proximal.take,
             name="proximal",

@@ -12,7 +12,7 @@ from headrace.config import ConfigError, TrainConfig
 from headrace.controller.building.processors import process_count
 from headrace.controller.building.ray_head import RayHead
 from headrace.controller.building.threads import available_threads
-from headrace.controller.planning.node_needs import TOGETHER, meeting_of, needs_of
+from headrace.controller.planning.node_needs import meeting_of, needs_of, together_of
 from headrace.controller.planning.placement import teams_of
 from headrace.runtime.apart import Apart
 from headrace.runtime.placing import Teams
@@ -69,7 +69,7 @@ def _cluster(config: TrainConfig, folder: Path | None, logs: Path | None, teams:
         teams=teams,
         room_s=config.cluster.room_deadline_s,
         needs=lambda memory: needs_of(config, None if folder is None else _marked(folder), memory),
-        together=TOGETHER,
+        together=together_of(config),
         meet=meeting_of(config),
     )
 

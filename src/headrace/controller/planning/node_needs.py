@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headrace.config import TrainConfig
 from headrace.config.cluster import ROLES
+from headrace.config.places import layouts_of
 from headrace.config.values.hosts import is_loopback
 from headrace.config.values.name_or_function import is_own
 from headrace.config.values.paths import path_of
@@ -21,8 +22,6 @@ _SHARED_MEMORY = ("shm", "cuda_ipc", "gloo")
 """Transports for which all of them have to see one machine's memory; unless one is given, relays reach who does not."""
 _IN_FOLDER = ("trainer", "critic", "rollout")
 """Those who write into the run's folder: checkpoints, and journals of groups."""
-TOGETHER = ("trainer", "critic")
-"""Whose workers are ranks of one model."""
 _MODEL = "config.json"
 
 _SHARED = "put it on a file system that all nodes share, or copy it to the same path there"
@@ -56,6 +55,13 @@ def meeting_of(config: TrainConfig) -> tuple[str, ...]:
     """Kinds of workers that have to be on the trainer's machine, which is first: new weights do not leave it."""
     by_relays = config.transport == "shm" and is_loopback(config.weights.host)
     return _IN_MEMORY if by_relays else ()
+
+
+def together_of(config: TrainConfig) -> tuple[str, ...]:
+    """Kinds whose workers find each other on loopback: ranks of one model, but for those that only score and have all
+    of it each."""
+    layouts = layouts_of(config)
+    return tuple(kind for kind, layout in layouts.items() if kind in ("trainer", "critic") or layout.stage)
 
 
 def _functions(config: TrainConfig) -> Iterator[NeededFile]:

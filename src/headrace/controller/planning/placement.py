@@ -45,7 +45,7 @@ def worker_counts(config: TrainConfig, rollouts: int) -> Mapping[Role, int]:
     apart, layouts = (*config.trainer_processes, *config.scorer_processes), layouts_of(config)
 
     def ranks(role: Role) -> int:
-        return (layouts[role].ranks if role in layouts else 1) if role in apart else 0
+        return layouts[role].ranks if role in apart else 0
 
     return {
         "trainer": ranks("trainer"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.cluster import Role
 from headrace.controller.building.threads import available_threads
-from headrace.controller.planning.node_needs import TOGETHER, meeting_of, needs_of
+from headrace.controller.planning.node_needs import meeting_of, needs_of, together_of
 from headrace.controller.planning.placement import teams_of, worker_counts
 from headrace.runtime.placing import Node, NoRoom, Placed, Teams, placed
 from headrace.runtime.process.site import Site
@@ -56,7 +56,7 @@ def _looked_at(config: TrainConfig, address: str, teams: Teams) -> tuple[Sequenc
         marker = site.folder / "marker"
         marker.write_text(secrets.token_hex(16))
         needs, meet = needs_of(config, None, marker), meeting_of(config)
-        inspection = Inspection(needs, TOGETHER, marker, meet=meet)
+        inspection = Inspection(needs, together_of(config), marker, meet=meet)
         return looked_at(address, teams, inspection)
     finally:
         site.close()

@@ -19,7 +19,7 @@ from headrace.training.rows.packed_rows import RowToTrain
 from headrace.training.scoring import Scoring
 from headrace.training.shared_passes import SharedPasses, of_refs
 from headrace.training.taking import taken
-from headrace.weights.plane import WeightReceiver
+from headrace.weights.plane import WeightError, WeightReceiver
 from headrace.weights.seen import Seen, seen_here
 from headrace.weights.version import Version
 
@@ -37,17 +37,17 @@ class AskedModel(Protocol):
         """What brings it back when it is lost, if it can be."""
 
     @property
-    def worker(self) -> str:
-        """The name of its worker."""
+    def workers(self) -> Sequence[str]:
+        """The names of its workers."""
 
-    async def sees(self) -> Seen:
-        """Where it is."""
+    async def sees(self) -> Sequence[Seen]:
+        """Where each of them is."""
 
     async def scores(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
         """Of each row a ref to the log-probs of its tokens; from one forward pass. Raises RefLost."""
 
-    async def take(self, receiver: WeightReceiver) -> Version:
-        """Compute with the newest version from now on. Raises WeightError."""
+    async def take(self, receivers: Sequence[WeightReceiver]) -> Version:
+        """Compute with the newest version from now on. `receivers`: of each worker. Raises WeightError."""
 
     async def take_state(self, *, copies: bool) -> None:
         """Take its weights for `write_state`: a copy, beside which it may go on, or as they are."""
@@ -76,17 +76,17 @@ class OnLane:
         return await self._runtime.compute(self.name, self._scoring, rows)
 
     @property
-    def worker(self) -> str:
-        """See `AskedModel.worker`."""
-        return self.name
+    def workers(self) -> Sequence[str]:
+        """See `AskedModel.workers`."""
+        return (self.name,)
 
-    async def sees(self) -> Seen:
+    async def sees(self) -> Sequence[Seen]:
         """See `AskedModel.sees`."""
-        return seen_here()
+        return (seen_here(),)
 
-    async def take(self, receiver: WeightReceiver) -> Version:
+    async def take(self, receivers: Sequence[WeightReceiver]) -> Version:
         """See `AskedModel.take`."""
-
+        (receiver,) = receivers
         return await self._runtime.compute(self.name, taken, self._model, receiver)
 
     async def take_state(self, *, copies: bool) -> None:
@@ -121,24 +121,33 @@ class InRanks:
         parts = self._passes.parts([len(row) for row in rows])
         given = [[([rows[place] for place in places],) for places in part] for part in parts]
         refs = (ref for row in rows for ref in row.columns.values() if isinstance(ref, Ref))
-        asking = self._passes.made("scores", given, ([],), f"scores of {self.name}", left=self._free)
-        answers = await self._answered(of_refs(lambda: next(refs, None), asking))
+        async with self._ranks.in_turn():
+            asking = self._passes.made("scores", given, ([],), f"scores of {self.name}", left=self._free)
+            answers = await self._answered(of_refs(lambda: next(refs, None), asking))
         return self._passes.in_order(parts, answers, len(rows))
 
     @property
-    def worker(self) -> str:
-        """See `AskedModel.worker`: of several the first."""
-        return self._ranks.names[0]
+    def workers(self) -> Sequence[str]:
+        """See `AskedModel.workers`."""
+        return self._ranks.names
 
-    async def sees(self) -> Seen:
+    async def sees(self) -> Sequence[Seen]:
         """See `AskedModel.sees`."""
-        found: Seen = await self._first("sees", what="where it is")
-        return found
+        every = dict.fromkeys(range(len(self.workers)), ())
+        return [*(await self._answered(self._ranks.each("sees", every, what="where it is"))).values()]
 
-    async def take(self, receiver: WeightReceiver) -> Version:
+    async def take(self, receivers: Sequence[WeightReceiver]) -> Version:
         """See `AskedModel.take`."""
-        version: Version = await self._first("take", receiver.offer(), what="new weights")
-        return version
+        async with self._ranks.in_turn():
+            offers = {rank: (receiver.offer(),) for rank, receiver in enumerate(receivers)}
+            found = await self._answered(self._ranks.each("take", offers, what="new weights"))
+        versions: list[Version] = [*dict.fromkeys(found.values())]
+        if len(versions) > 1:
+            told = ", ".join(map(str, versions))
+            raise WeightError(
+                f"ranks of {self.name} took {told}, and rows are scored with one version; --resume the run"
+            )
+        return versions[0]
 
     async def take_state(self, *, copies: bool) -> None:
         """See `AskedModel.take_state`."""

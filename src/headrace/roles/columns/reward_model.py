@@ -22,6 +22,7 @@ class AskedRewardModel:
         brings it back, where it has processes; else its end ends the run, which can be resumed."""
         self.max_tokens = max_tokens
         self.returns = returns
+        self._ranks = ranks
         self._passes = SharedPasses(ranks, max_tokens // ranks.layout.dp)
 
     async def scores(self, samples: Sequence[Answered]) -> list[float]:
@@ -51,6 +52,7 @@ class AskedRewardModel:
         parts = self._passes.parts([sample.length for sample in samples])
         given = [[([samples[place] for place in places],) for places in part] for part in parts]
         refs = (sample.tokens for sample in samples if isinstance(sample.tokens, Ref))
-        asking = self._passes.made("scores", given, ([],), "scores of reward")
-        answers = await of_refs(lambda: next(refs, None), asking)
+        async with self._ranks.in_turn():
+            asking = self._passes.made("scores", given, ([],), "scores of reward")
+            answers = await of_refs(lambda: next(refs, None), asking)
         return self._passes.in_order(parts, answers, len(samples))

@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 import torch
 
 from headrace.models.loading import load_causal_lm
+from headrace.models.skeleton import causal_lm_skeleton
 from headrace.roles.workers.rank_device import rank_device
+from headrace.roles.workers.scoring_rank import ScoringRank
 from headrace.runtime.protocol import Services
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
@@ -46,7 +48,7 @@ class FrozenSpec:
     """Of a micro-batch of one of several."""
 
 
-class FrozenWorker:
+class FrozenWorker(ScoringRank):
     """Writes the column that its kind is called."""
 
     kind: ClassVar[str]
@@ -58,17 +60,23 @@ class FrozenWorker:
         """Loads the model. Raises ConfigError."""
         if host.threads is not None:
             torch.set_num_threads(host.threads)
-        model = load_causal_lm(
-            spec.weights, dtype=getattr(torch, spec.dtype), device=rank_device(spec.device, host.rank)
+        dtype, device = getattr(torch, spec.dtype), rank_device(spec.device, host.rank)
+        found = causal_lm_skeleton(spec.weights, device, dtype) if spec.layout.joint else None
+        model, source = found or (load_causal_lm(spec.weights, dtype=dtype, device=device), None)
+        self._model = FrozenScorer(
+            model, temperature=spec.temperature, layout=spec.layout, max_tokens=spec.max_tokens, source=source
         )
-        self._model = FrozenScorer(model, temperature=spec.temperature)
+        super().__init__(self._model)
         self._scoring = Scoring(host.refs, self._model.logprobs, self.kind)
         self._services: Services = host
         self._taken: Saved | None = None
 
     def scores(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
-        """See `AskedModel.scores`."""
-        return self._scoring(rows)
+        """See `AskedModel.scores`: of a rank's own rows; without any it is a pass for the sake of other ranks."""
+        if not rows:
+            self._model.idle()
+            return []
+        return self._scoring(rows, tells=self._tells)
 
     def take(self, offer: WeightOffer) -> Version:
         """See `AskedModel.take`."""

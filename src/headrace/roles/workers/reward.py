@@ -12,8 +12,10 @@ import torch
 from headrace.experience.columns import COLUMN_TYPES
 from headrace.models.loading import load_reward_model
 from headrace.models.packing import PackRow, pack
+from headrace.models.skeleton import reward_model_skeleton
 from headrace.rewards.model_reward import Answered
 from headrace.roles.workers.rank_device import rank_device
+from headrace.roles.workers.scoring_rank import ScoringRank
 from headrace.runtime.refs import Ref
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
@@ -36,7 +38,7 @@ class RewardSpec:
     """Of a micro-batch of one of several."""
 
 
-class RewardWorker:
+class RewardWorker(ScoringRank):
     """Named, as its lane is, for the stage that it scores for."""
 
     kind: ClassVar[str] = "reward"
@@ -49,12 +51,19 @@ class RewardWorker:
         if host.threads is not None:
             torch.set_num_threads(host.threads)
         dtype, device = getattr(torch, spec.dtype), rank_device(spec.device, host.rank)
-        self._model = FrozenRewardModel(load_reward_model(spec.weights, dtype=dtype, device=device))
+        found = reward_model_skeleton(spec.weights, device, dtype) if spec.layout.joint else None
+        model, source = found or (load_reward_model(spec.weights, dtype=dtype, device=device), None)
+        self._model = FrozenRewardModel(model, layout=spec.layout, max_tokens=spec.max_tokens, source=source)
+        super().__init__(self._model)
         self._refs = host.refs
 
     def scores(self, samples: Sequence[Answered]) -> list[float]:
-        """See `AnswerScorer.scores`; in one forward pass."""
-        return [float(score) for score in self._model.scores(pack([self._row(sample) for sample in samples]))]
+        """See `AnswerScorer.scores`; in one forward pass. Without samples it is one for the sake of other ranks."""
+        if not samples:
+            self._model.idle()
+            return []
+        scores = self._model.scores(pack([self._row(sample) for sample in samples]))
+        return [float(score) for score in scores] if self._tells else []
 
     def _row(self, sample: Answered) -> PackRow:
         tokens = sample.tokens
