@@ -172,6 +172,66 @@ def test_a_critic_s_too(job: Path, tmp_path: Path, layout: str, words: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["reference.layout=d2"], "reference.layout is d2, and ranks have processes; set reference.placement: process"),
+        (
+            ["reference.placement=hybrid", "reference.layout=d2"],
+            "or leave the layout out: a hybrid one is in the trainer's ranks",
+        ),
+        (["reward.model.layout=t2", "reward.model.placement=process"], "reward.model.layout has tp 2, and a reward "),
+        (
+            ["reward.model.layout=d2e2", "reward.model.placement=process"],
+            "reward.model.layout has ep 2, and a policy's",
+        ),
+        (
+            ["teacher.layout={pp: 2, schedule: gpipe}", "teacher.placement=process"],
+            "teacher.layout.schedule is gpipe, and a model that only scores makes no passes back; leave it out",
+        ),
+    ],
+)
+def test_what_a_scorer_cannot_have_is_refused(job: Path, changes: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        given(job, *changes)
+
+
+@pytest.mark.parametrize("who", ["reference", "teacher"])
+def test_a_scorer_s_heads_have_to_divide_too(job: Path, tmp_path: Path, who: str) -> None:
+    """Those of its own model."""
+    narrow, wider = CONFIGS["qwen3"](), CONFIGS["qwen3"]()
+    wider.num_attention_heads, wider.num_key_value_heads, wider.intermediate_size = 6, 3, 48
+    narrow.save_pretrained(tmp_path / "narrow")
+    wider.save_pretrained(tmp_path / "wider")
+    used = ["algorithm.kl.coefficient=0.1"] if who == "reference" else ["algorithm.recipe=opd"]
+    ranks = [*used, f"{who}.placement=process", f"{who}.layout=t3"]
+    with pytest.raises(ConfigError, match=rf"^{who}\.layout has tp 3, and the model has 4 attention heads"):
+        check_layouts(given(job, *ranks, f"{who}.model={tmp_path / 'narrow'}"), CONFIGS["qwen3"](), CPU)
+    check_layouts(given(job, *ranks, f"{who}.model={tmp_path / 'wider'}"), CONFIGS["qwen3"](), CPU)
+    check_layouts(given(job, *ranks[len(used) :]), CONFIGS["qwen3"](), CPU)  # unused
+
+
+def test_on_cuda_ranks_of_a_scorer_may_have_all_of_it_each(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    ranks = ["algorithm.kl.coefficient=0.1", "reference.placement=process"]
+    check_layouts(given(job, *ranks, "reference.layout=d2"), CONFIGS["qwen3"](), torch.device("cuda"))
+    with pytest.raises(ConfigError, match=r"reference\.layout is d3, of 3 ranks, .* this machine has 2 from cuda on"):
+        check_layouts(given(job, *ranks, "reference.layout=d3"), CONFIGS["qwen3"](), torch.device("cuda"))
+
+
+def test_memory_of_ranks_that_score(job: Path) -> None:
+    """Each has all with dp; with zero they have one together, and each gathers a layer and what is outside."""
+    model: Any = CONFIGS["qwen3"]()
+    numbers = count_parameters(model)
+    ranks = ["algorithm.kl.coefficient=0.1", "reference.placement=process", "model.dtype=bfloat16"]
+    each = estimate_memory(given(job, *ranks, "reference.layout=d3"), model, CPU).uses
+    assert each["reference: weights"] == 3 * 2 * numbers
+    assert "reference: weights gathered for a pass" not in each
+    parted = estimate_memory(given(job, *ranks, "reference.layout={dp: 3, zero: 2}"), model, CPU).uses
+    assert parted["reference: weights"] == 2 * numbers
+    assert parted["reference: weights gathered for a pass"] == 3 * 2 * numbers
+
+
+@pytest.mark.parametrize(
     ("layout", "devices", "said"),
     [
         ("{dp: 2, zero: 2}", 2, None),

@@ -93,6 +93,24 @@ def test_engines_that_are_lent_share_the_trainers_devices_and_processors() -> No
         config({"place": {"lent": {"devices": 1}}}, **lent)
 
 
+def test_each_rank_of_a_scorer_has_a_place() -> None:
+    given = {
+        "device": "slot",
+        "local_devices": 2,
+        "place": {"reference": {"devices": 0.5}, "trainer": {"devices": 1}},
+    }
+    ranks = {"reference": {"layout": "d2"}}
+    assert drawn(config(given, **ranks), 0)[1:3] == [
+        "    slot 0         trainer/0 (all of it)",
+        "    slot 1         reference/0 (0.5 of it), reference/1 (0.5 of it)",
+    ]
+    short = {**given, "place": {"reference": {"devices": 1}, "trainer": {"devices": 1}}}
+    with pytest.raises(ConfigError, match="no node has room for reference/1, which ask for 1 slot and 1 CPU"):
+        drawn(config(short, **ranks), 0)
+    assert together_of(config(given, **ranks)) == ("trainer", "critic")
+    assert together_of(config(given, reference={"layout": "t2"})) == ("trainer", "critic", "reference")
+
+
 def test_what_it_has_no_room_for_is_told() -> None:
     given = {"device": "slot", "local_devices": 1, "place": {"engine": {"devices": 1}}}
     with pytest.raises(ConfigError, match="no node has room for engine/1, which ask for 1 slot and 1 CPU"):

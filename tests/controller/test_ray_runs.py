@@ -22,14 +22,20 @@ _WAIT_S = 200.0
 
 
 def test_a_run_whose_workers_are_all_actors(tmp_path: Path) -> None:
-    """PPO: policy, critic, reference, functions, two engines and two that play."""
-    line, run = command(tmp_path, batches=8, algorithm__recipe="ppo", engine__replicas=2)
+    """PPO: policy, critic, a reference of two ranks, functions, two engines and two that play."""
+    line, run = command(tmp_path, batches=8, algorithm__recipe="ppo", engine__replicas=2, reference__layout="t2")
     made = subprocess.run(line, capture_output=True, text=True, timeout=_WAIT_S)
     assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
     require_whole(run, 8)
     named = {path.name for path in (run / "logs").iterdir()}
     workers = ("trainer", "critic", "reference", "functions", "engine", "rollout")
-    assert {*(f"{name}-0.log" for name in workers), "engine-1.log", "rollout-1.log", "ray.log"} <= named
+    assert {
+        *(f"{name}-0.log" for name in workers),
+        "engine-1.log",
+        "reference-1.log",
+        "rollout-1.log",
+        "ray.log",
+    } <= named
 
 
 @pytest.mark.parametrize(

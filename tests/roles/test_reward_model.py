@@ -21,6 +21,7 @@ from headrace.runtime.process.processes import Processes
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host, Placement
+from headrace.training.rank_workers import RankWorkers
 
 
 class Sums:
@@ -64,7 +65,7 @@ def with_runtime(body: Callable[[InlineRuntime], Awaitable[None]], processes: Pr
 def test_a_pass_keeps_to_its_budget_and_a_longer_sample_is_one_of_its_own() -> None:
     async def body(runtime: InlineRuntime) -> None:
         workers = await runtime.start(Sums, [RewardSpec("", "float32", "cpu")], Placement())
-        asked = AskedRewardModel(workers, max_tokens=5)
+        asked = AskedRewardModel(RankWorkers(workers, runtime.clock, 60.0), max_tokens=5)
         assert await asked.scores([ones(length) for length in (3, 2, 7, 1)]) == [3.0, 2.0, 7.0, 1.0]
         assert (await workers.call("sizes", rank=0, what="sizes"))[0] == [5, 7, 1]
 
@@ -73,7 +74,8 @@ def test_a_pass_keeps_to_its_budget_and_a_longer_sample_is_one_of_its_own() -> N
 
 def test_columns_that_are_gone_are_told_as_lost_and_nothing_else_is() -> None:
     async def body(runtime: InlineRuntime) -> None:
-        asked = AskedRewardModel(await runtime.start(Sums, [RewardSpec("", "float32", "cpu")], Placement()), 100)
+        workers = await runtime.start(Sums, [RewardSpec("", "float32", "cpu")], Placement())
+        asked = AskedRewardModel(RankWorkers(workers, runtime.clock, 60.0), 100)
         ref = runtime.refs.put({"tokens": np.arange(4, dtype=np.int32)})
         assert await asked.scores([Answered(ref, 3)]) == [3.0]
         runtime.refs.free(ref)
@@ -95,7 +97,8 @@ def test_in_a_process_it_gives_the_same_scores_bit_for_bit(tmp_path: Path) -> No
     async def body(runtime: InlineRuntime, process: bool) -> None:
         where = Placement(process=process, threads=1 if process else None)
         spec = RewardSpec(str(tmp_path / "rm"), "float32", "cpu")
-        asked = AskedRewardModel(await runtime.start(RewardWorker, [spec], where), max_tokens=40)
+        workers = await runtime.start(RewardWorker, [spec], where)
+        asked = AskedRewardModel(RankWorkers(workers, runtime.clock, 60.0), max_tokens=40)
         of_ref = runtime.refs.put({"tokens": np.arange(1, 30, dtype=np.int32)})
         given = [Answered(np.arange(n, 2 * n, dtype=np.int32), n - 1) for n in (4, 20, 7)]
         found[process] = await asked.scores([*given, Answered(of_ref, 25)])

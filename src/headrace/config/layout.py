@@ -98,6 +98,10 @@ class LayoutConfig(Section):
         """How many token budgets of a micro-batch one part of the data takes in one go."""
         return self.cp * (MICRO_BATCHES_A_STAGE * self.pp if self.pp > 1 else 1)
 
+    def tokens_at_once(self, max_tokens: int) -> int:
+        """Token budget of one pass of all ranks together, of micro-batches of `max_tokens`."""
+        return max_tokens * self.dp * self.budgets
+
     @property
     def text(self) -> str:
         """As `d2t2, ZeRO-3`, or `d2p2 by 1f1b, ZeRO-2`."""

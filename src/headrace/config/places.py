@@ -6,10 +6,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.config.layout import LayoutConfig
     from headrace.config.train import TrainConfig
 
 _APART = ("trainer", "critic", "reference", "teacher", "functions")
 """Sections whose `placement` is `process` with Ray, unless given."""
+_TRAINED = ("trainer", "critic")
+_WITH_HEADS = {"critic": "critic", "reward.model": "reward model"}
+"""Models of one class."""
+_KEYS = {"reward": "reward.model"}
+"""Sections that are not called as their workers are."""
 
 
 def apart_with_ray(given: Any) -> Any:
@@ -49,24 +55,55 @@ def check_places(config: TrainConfig) -> None:
         _check_turns(config)
     if config.engine.lent:
         _check_lent(config)
-    for name, section in (("trainer", config.trainer), ("critic", config.critic)):
-        layout = section.layout
-        if (layout.ranks > 1 or layout.stage) and section.placement != "process":
-            raise ValueError(f"{name}.layout is {layout.text}, and ranks have processes; set {name}.placement: process")
+    for name, layout in layouts_of(config).items():
+        _check_layout(key_of(name), layout, _placement_of(config, name))
     if config.trainer.backend == "megatron":
         _check_megatron(config)
-    if config.critic.layout.tp > 1:
-        raise ValueError(
-            f"critic.layout has tp {config.critic.layout.tp}, and a critic's head cannot be split; use dp, cp or zero"
-        )
-    if config.critic.layout.ep > 1:
-        raise ValueError(
-            f"critic.layout has ep {config.critic.layout.ep}, and a policy's experts alone are shared out; use dp, cp "
-            "or zero"
-        )
     if (ranks := config.trainer.layout.dp) > 1 and config.algorithm.loss == "m2po":
         raise ValueError(
             f"trainer.layout.dp is {ranks}, and m2po decides on tokens of the whole batch, which no rank has; use dp: 1"
+        )
+
+
+def layouts_of(config: TrainConfig) -> dict[str, LayoutConfig]:
+    """Of the ranks of each model, by the kind of their workers, whether there are any or not."""
+    return {
+        "trainer": config.trainer.layout,
+        "critic": config.critic.layout,
+        "reference": config.reference.layout,
+        "proximal": config.proximal.layout,
+        "teacher": config.teacher.layout,
+        "reward": config.reward.model.layout,
+    }
+
+
+def key_of(kind: str) -> str:
+    """The section of workers of this kind."""
+    return _KEYS.get(kind, kind)
+
+
+def _placement_of(config: TrainConfig, kind: str) -> str:
+    places = {"reward": config.reward.model.placement}
+    return places[kind] if kind in places else str(getattr(config, kind).placement)
+
+
+def _check_layout(key: str, layout: LayoutConfig, placement: str) -> None:
+    """`key`: of the section that has the layout."""
+    if (layout.ranks > 1 or layout.stage) and placement != "process":
+        more = ", or leave the layout out: a hybrid one is in the trainer's ranks" if placement == "hybrid" else ""
+        raise ValueError(f"{key}.layout is {layout.text}, and ranks have processes; set {key}.placement: process{more}")
+    if key in _WITH_HEADS and layout.tp > 1:
+        raise ValueError(
+            f"{key}.layout has tp {layout.tp}, and a {_WITH_HEADS[key]}'s head cannot be split; use dp, cp or zero"
+        )
+    if key in _WITH_HEADS and layout.ep > 1:
+        raise ValueError(
+            f"{key}.layout has ep {layout.ep}, and a policy's experts alone are shared out; use dp, cp or zero"
+        )
+    if key not in _TRAINED and layout.schedule != "1f1b":
+        raise ValueError(
+            f"{key}.layout.schedule is {layout.schedule}, and a model that only scores makes no passes back; leave it "
+            "out"
         )
 
 

@@ -9,6 +9,7 @@ import regex
 from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
 
 from headrace.config.base import Section
+from headrace.config.layout import LayoutConfig
 from headrace.config.model import EngineConfig
 from headrace.config.values.temperature import AnyTemperature
 
@@ -139,6 +140,8 @@ class RewardModelConfig(Section):
     weight: float = 1.0
     placement: Literal["own", "process"] = "own"
     """`own`: a lane of its own. `process`: a process of its own, on this machine."""
+    layout: LayoutConfig = LayoutConfig()
+    """Of ranks that score together, each in a process of its own, as `trainer.layout`; no tp and ep."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
 
 

@@ -22,6 +22,8 @@ class ReferenceConfig(Section):
     of its own, on this machine."""
     refresh_every: int | None = Field(default=None, ge=1)
     """Batches after which the policy of that time becomes the reference; never unless given."""
+    layout: LayoutConfig = LayoutConfig()
+    """Of ranks that score together, each in a process of its own, as `trainer.layout`."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
 
     @model_validator(mode="after")
@@ -57,6 +59,8 @@ class ProximalConfig(Section):
     """`hybrid`: the actor itself, before its first step. `own`: a copy of the policy on a lane of its own, which takes
     each new version and scores rows as they enter the batch. `process`: such a copy in a process of its own, on this
     machine."""
+    layout: LayoutConfig = LayoutConfig()
+    """Of ranks that score together, each in a process of its own, as `trainer.layout`; each takes new versions."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
 
 
@@ -67,6 +71,8 @@ class TeacherConfig(Section):
     """A folder or Hub name, with the policy's tokenizer."""
     placement: Literal["own", "process"] = "own"
     """`own`: a lane of its own. `process`: a process of its own, on this machine."""
+    layout: LayoutConfig = LayoutConfig()
+    """Of ranks that score together, each in a process of its own, as `trainer.layout`."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
 
 
@@ -96,4 +102,4 @@ class CriticConfig(Section):
     @property
     def tokens_at_once(self) -> int:
         """Token budget of one pass of all ranks together."""
-        return self.max_tokens_per_microbatch * self.layout.dp * self.layout.budgets
+        return self.layout.tokens_at_once(self.max_tokens_per_microbatch)

@@ -175,7 +175,8 @@ class TrainConfig(Section):
         if self.weights.transport != "collective":
             return 0
         engines = self.engine.total + self.engine.lent if self.engine.apart else 0
-        return engines + (self.copies_proximal and self.proximal.placement == "process")
+        own = self.copies_proximal and self.proximal.placement == "process"
+        return engines + (self.proximal.layout.ranks if own else 0)
 
     @property
     def servers_beyond(self) -> tuple[str, ...]:

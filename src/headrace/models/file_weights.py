@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FileWeights:
-    """Of one model, in float32. Nothing is kept of what was read."""
+    """Of one model. Nothing is kept of what was read."""
 
     def __init__(self, folder: Path, tensors: Sequence[FileTensor], device: torch.device, zero: Sequence[str]) -> None:
         """`device`: where it computes. `zero`: parameters that are in no file."""

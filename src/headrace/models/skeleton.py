@@ -10,33 +10,50 @@ import torch
 
 from headrace.models.file_weights import FileWeights
 from headrace.models.folder import check_weights, find_model_folder
-from headrace.models.loading import attention_of, is_value_head, outline, read_model_config
+from headrace.models.loading import attention_of, check_reward_model, is_value_head, outline, read_model_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Skeleton = tuple["PreTrainedModel", FileWeights]
+_BIAS = "score.bias"
+"""That a classifier of tokens has, and one of sequences lacks."""
 _ODD = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """What a model may raise that needs its weights elsewhere than in their modules."""
 
 
-def causal_lm_skeleton(path: str | Path, device: torch.device) -> Skeleton | None:
-    """As `load_causal_lm`, in float32, without its weights. None for a model that cannot be had so: its files hold
+def causal_lm_skeleton(path: str | Path, device: torch.device, dtype: torch.dtype = torch.float32) -> Skeleton | None:
+    """As `load_causal_lm`, without its weights. None for a model that cannot be had so: its files hold
     something else than its parameters, or it computes with parameters of modules that it does not call."""
     from transformers import AutoModelForCausalLM
 
-    return _skeleton(path, device, AutoModelForCausalLM, head=lambda name: False)
+    return _skeleton(path, device, AutoModelForCausalLM, dtype, head=lambda name: False)
 
 
 def value_model_skeleton(path: str | Path, device: torch.device) -> Skeleton | None:
     """As `load_value_model`; see `causal_lm_skeleton`."""
     from transformers import AutoModelForTokenClassification
 
-    return _skeleton(path, device, AutoModelForTokenClassification, head=is_value_head, num_labels=1)
+    return _skeleton(path, device, AutoModelForTokenClassification, torch.float32, head=is_value_head, num_labels=1)
+
+
+def reward_model_skeleton(path: str | Path, device: torch.device, dtype: torch.dtype) -> Skeleton | None:
+    """As `load_reward_model`; see `causal_lm_skeleton`. None also where a classifier of tokens calls its head
+    otherwise."""
+    from transformers import AutoModelForTokenClassification
+
+    check_reward_model(path)
+    return _skeleton(path, device, AutoModelForTokenClassification, dtype, head=lambda name: name == _BIAS)
 
 
 def _skeleton(
-    path: str | Path, device: torch.device, kind: Any, *, head: Callable[[str], bool], **labels: Any
+    path: str | Path,
+    device: torch.device,
+    kind: Any,
+    dtype: torch.dtype,
+    *,
+    head: Callable[[str], bool],
+    **labels: Any,
 ) -> Skeleton | None:
     check_weights(str(path))
     folder = find_model_folder(str(path))
@@ -45,7 +62,7 @@ def _skeleton(
     config = read_model_config(path)
     for name, value in labels.items():
         setattr(config, name, value)
-    model = outline(config, str(path), kind, dtype=torch.float32, **attention_of(config)).eval()
+    model = outline(config, str(path), kind, dtype=dtype, **attention_of(config)).eval()
     weights = FileWeights.of(folder, model, device, head=head)
     if weights is None or not _fill_buffers(model, device):
         return None

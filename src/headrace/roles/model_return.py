@@ -1,9 +1,10 @@
-"""A model that only scores, in a process of its own, comes back alone and in its place."""
+"""A model that only scores, in a process of its own or in several, comes back alone and in its place."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from headrace.runtime.protocol import Clock, WaitTimeout
@@ -15,54 +16,62 @@ Tell = Callable[[str, dict[str, Any]], None]
 
 
 class ModelReturn:
-    """Of the only worker of its kind, whose weights are those that it is made with; one that takes versions has none
+    """Of the only workers of their kind, whose weights are those that they are made with; who takes versions has none
     until it has taken one again."""
 
-    def __init__(self, workers: Workers[Any], clock: Clock) -> None:
+    def __init__(
+        self, workers: Workers[Any], clock: Clock, restart: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        """`restart` makes those that are lost anew, and whoever is of no use without them; the first unless given."""
         self._workers = workers
         self._clock = clock
+        self._restart = restart or partial(workers.restart, 0)
         self._lose: Callable[[str], object] = lambda worker: None
         self._tell: Tell = lambda kind, data: None
         self._failures = 0
         """In a row, without an answer."""
         self._turn = asyncio.Lock()
-        self._is_up = True
+        self._down: set[int] = set()
         workers.changed.listen(self._look)
 
     def tell_to(self, lose: Callable[[str], object], tell: Tell) -> None:
-        """`lose` is told of the worker each time that it ends, since what it kept is gone; `tell` of what is done."""
+        """`lose` is told of a worker each time that it ends, since what it kept is gone; `tell` of what is done."""
         self._lose, self._tell = lose, tell
 
     def answered(self) -> None:
         self._failures = 0
 
     async def after(self, lost: WorkerLost) -> None:
-        """Once it is there again. Raises the loss where that comes too often in a row, or is another's."""
-        if lost.worker != self._workers.handles[0].worker:
+        """Once all are there again. Raises the loss where that comes too often in a row, or is another's."""
+        names = [handle.worker for handle in self._workers.handles]
+        if lost.worker not in names:
             raise lost
         async with self._turn:
-            while 0 in self._workers.lost:
+            is_back = not self._workers.lost
+            while not is_back:
                 self._failures += 1
                 following = after_failure(SCORER, self._failures)
+                gone = dict(self._workers.lost)
+                reason = gone.get(lost.rank) or next(iter(gone.values()), lost.reason)
                 if following.measure is Measure.STOP:
                     raise WorkerLost(
                         lost.rank,
-                        f"{self._workers.lost[0]}; that was so {self._failures} times in a row: mend it, and --resume "
-                        "the run",
+                        f"{reason}; that was so {self._failures} times in a row: mend it, and --resume the run",
                         worker=lost.worker,
                     ) from lost
-                worker = self._workers.handles[0].worker
-                message = f"{worker} is made anew: {self._workers.lost[0]}"
-                self._tell("worker_lost", {"worker": worker, "message": message})
+                for rank, why in gone.items():
+                    message = f"{names[rank]} is made anew: {why}"
+                    self._tell("worker_lost", {"worker": names[rank], "message": message})
                 await self._clock.sleep(following.pause_s)
                 try:
-                    await self._workers.restart(0)
+                    await self._restart()
                 except (WorkerError, WorkerLost, WaitTimeout, OSError):
                     continue  # why is in `lost`
+                is_back = not self._workers.lost
             self._look()
 
     def _look(self) -> None:
-        is_up = 0 not in self._workers.lost
-        if self._is_up and not is_up:
-            self._lose(self._workers.handles[0].worker)
-        self._is_up = is_up
+        down = set(self._workers.lost)
+        for rank in sorted(down - self._down):
+            self._lose(self._workers.handles[rank].worker)
+        self._down = down

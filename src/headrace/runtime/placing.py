@@ -207,7 +207,7 @@ def _shortage(bundle: Bundle, teams: Sequence[Team], nodes: Sequence[Node], left
     return (
         f"no node has room for {' + '.join(bundle.workers)}, which ask for {wanted}{more}. The run asks for: {roles}. "
         f"The cluster has free: {have or 'no node'}. Lower devices or cpus in cluster.place, have fewer workers "
-        "(engine.replicas, rollout.workers, trainer.layout), colocate roles by cluster.colocate, or add nodes"
+        "(engine.replicas, rollout.workers, a model's layout), colocate roles by cluster.colocate, or add nodes"
     )
 
 

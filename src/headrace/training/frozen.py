@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,16 +11,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from headrace.models.file_weights import FileWeights
 from headrace.models.logprobs import token_logprobs
-from headrace.models.norms import use_written_out_norms
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
 from headrace.models.parted_files import FileTensor, PartedFiles
 from headrace.models.values import sample_scores
-from headrace.runtime.progress import mark, working
-from headrace.training.layer_hooks import call_between_layers
-from headrace.training.pieces import Piece
+from headrace.training.layouts.ranks import WHOLE, Layout
+from headrace.training.replicas import At, Meeting
 from headrace.training.saved import SavedWeights, copied
+from headrace.training.shared_model import SharedModel
 from headrace.training.state import WEIGHTS, read_weights
 from headrace.training.trainer import HFTrainer
 from headrace.weights.expected import WeightSchema
@@ -32,42 +33,58 @@ if TYPE_CHECKING:
 class FrozenScorer:
     """Blocking; call it on one compute lane."""
 
-    def __init__(self, model: PreTrainedModel, *, temperature: float = 1.0) -> None:
-        """Takes over `model`, in the dtype that it is to compute in. `temperature`: of sampling."""
-        self._model = model.eval().requires_grad_(False)
-        self._temperature = temperature
-        use_written_out_norms(model)
-        call_between_layers(model, partial(mark, "layer"))
-        self._lm = PackedLM(model)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        temperature: float = 1.0,
+        layout: Layout = WHOLE,
+        max_tokens: int = 1,
+        source: FileWeights | None = None,
+    ) -> None:
+        """As `SharedModel`. `temperature`: of sampling."""
+        self._shared = SharedModel(model, layout=layout, max_tokens=max_tokens, source=source, writes_out_norms=True)
+        self._outputs = partial(_logprobs, temperature)
         self._schema = WeightSchema(model)
 
-    @torch.no_grad()
+    def join(self, rank: int, meeting: Meeting | At, seconds: float) -> None:
+        """See `SharedModel.join`."""
+        self._shared.join(rank, meeting, seconds)
+
     def logprobs(self, micro: MicroBatch) -> Tensor:
         """[N] float32 on the micro-batch's device, 0 outside its mask."""
-        with working("microbatch"):
-            return token_logprobs(self._lm, micro.to(self._lm.device), self._temperature).to(micro.tokens.device)
+        return self._shared.compute(self._outputs, micro)
+
+    def idle(self) -> None:
+        """See `SharedModel.idle`."""
+        self._shared.idle(self._outputs)
 
     def require_fits(self, manifest: Manifest) -> None:
         """See `FrozenModel.require_fits`."""
         self._schema.require_fits(manifest)
 
+    def of_any(self, fault: str | None) -> str | None:
+        """See `SharedModel.of_any`."""
+        return self._shared.of_any(fault)
+
     @torch.no_grad()
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Compute with these weights from now on, by Hugging Face name. A name that repeats one (tied) may come too."""
-        mine = dict(self._model.named_parameters())
+        own = self._shared.weights
         for name, tensor in tensors.items():
-            if name in mine:
-                mine[name].copy_(tensor)
+            if name in own:
+                piece = own[name]
+                piece.tensor.copy_(tensor[piece.box])
 
     def saved(self, *, copies: bool) -> SavedWeights:
         """See `FrozenModel.saved`."""
-        weights = {name: Piece.of_whole(one.detach()) for name, one in self._model.named_parameters()}
+        weights = self._shared.weights
         stored = [FileTensor.of_whole(name, one.whole, one.tensor.dtype) for name, one in weights.items()]
         return SavedWeights(PartedFiles(stored, WEIGHTS), copied(weights) if copies else weights)
 
     def load(self, path: Path) -> None:
         """See `FrozenModel.load`."""
-        self.take(dict(read_weights(path, dict(self._model.named_parameters()))))
+        self.take(dict(read_weights(path, {name: one.tensor for name, one in self._shared.weights.items()})))
 
 
 class HybridReference:
@@ -86,13 +103,30 @@ class HybridReference:
 class FrozenRewardModel:
     """Blocking; call it on one compute lane."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        """Takes over `model`, of `load_reward_model`, in the dtype that it is to compute in."""
-        call_between_layers(model, partial(mark, "layer"))
-        self._lm = PackedLM(model.eval().requires_grad_(False))
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        layout: Layout = WHOLE,
+        max_tokens: int = 1,
+        source: FileWeights | None = None,
+    ) -> None:
+        """As `SharedModel`, of `load_reward_model`."""
+        self._shared = SharedModel(model, layout=layout, max_tokens=max_tokens, source=source)
 
-    @torch.no_grad()
+    def join(self, rank: int, meeting: Meeting | At, seconds: float) -> None:
+        """See `SharedModel.join`."""
+        self._shared.join(rank, meeting, seconds)
+
     def scores(self, micro: MicroBatch) -> Tensor:
         """[S] float32 on the CPU: the class's logit at each sample's last token."""
-        with working("microbatch"):
-            return sample_scores(self._lm, micro.to(self._lm.device)).cpu()[micro.sequence_starts[1:] - 1]
+        seen = replace(micro, mask=torch.ones_like(micro.mask))  # ranks leave out a pass over nothing that counts
+        return self._shared.compute(sample_scores, seen).cpu()[micro.sequence_starts[1:] - 1]
+
+    def idle(self) -> None:
+        """See `SharedModel.idle`."""
+        self._shared.idle(sample_scores)
+
+
+def _logprobs(temperature: float, lm: PackedLM, micro: MicroBatch) -> Tensor:
+    return token_logprobs(lm, micro, temperature)

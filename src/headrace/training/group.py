@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.models.packing import PackRow, plan_microbatches
-from headrace.runtime.refs import Ref, RefLost
-from headrace.runtime.together import together
-from headrace.runtime.workers import WorkerError
+from headrace.runtime.refs import Ref
 from headrace.store.media.files import Digest
 from headrace.training.following import Following
 from headrace.training.gap import Gap
@@ -18,7 +16,7 @@ from headrace.training.layouts.ranks import Layout
 from headrace.training.protocol import StepReport
 from headrace.training.rank_workers import Ranks, RankWorkers
 from headrace.training.rows.packed_rows import RowToTrain
-from headrace.training.shares import shares
+from headrace.training.shared_passes import SharedPasses, of_refs
 from headrace.weights.parts import OpenSlot
 from headrace.weights.plane import Departure, WeightReceiver
 from headrace.weights.receiving import receiver_at
@@ -40,6 +38,7 @@ class TrainerGroup:
         self._ranks = ranks
         self._receiver = receiver
         self._max_tokens = max_tokens
+        self._passes = SharedPasses(ranks, max_tokens)
         self._held: list[tuple[int, int]] = []
         """Of each row of the batch that is held the rank that has it, and its place there."""
         self._lengths: list[int] = []
@@ -117,18 +116,20 @@ class TrainerGroup:
                 rows, self._call("accumulate", given, coefficient, what="a micro-batch")
             )
             return [ref for refs in found for ref in refs]
-        parts = self._shares(rows)
+        parts = self._passes.parts([len(row) for row in rows])
         taken = {
             rank: ([[rows[place] for place in places] for places in part], coefficient)
             for rank, part in self._by_rank(parts).items()
         }
         await self._of_rows(rows, self._ranks.each("take", taken, what="rows of a micro-batch"))
         answers = await self._ranks.each("accumulate_taken", dict.fromkeys(taken, ()), what="a micro-batch")
-        return self._in_order(parts, answers, len(rows))
+        return self._passes.in_order(parts, answers, len(rows))
 
     async def hold(self, batch: int, rows: Sequence[RowToTrain], coefficient: float | None = None) -> None:
         """See `TrainerRank.hold`. Each row is one rank's until `let_go`."""
-        own = [[place for places in part for place in places] for part in self._shares(rows)]
+        own = [
+            [place for places in part for place in places] for part in self._passes.parts([len(row) for row in rows])
+        ]
         self._lengths, self._held = [len(row) for row in rows], [(0, 0)] * len(rows)
         for part, places in enumerate(own):
             for number, place in enumerate(places):
@@ -207,10 +208,10 @@ class TrainerGroup:
                 rows, self._call("scores", column, list(rows), what=what)
             )
             return found
-        parts = self._shares(rows)
+        parts = self._passes.parts([len(row) for row in rows])
         passes = [[(column, [rows[place] for place in places]) for places in part] for part in parts]
-        answers = await self._of_rows(rows, self._passes("scores", passes, (column, []), what))
-        return self._in_order(parts, answers, len(rows))
+        answers = await self._of_rows(rows, self._passes.made("scores", passes, (column, []), what))
+        return self._passes.in_order(parts, answers, len(rows))
 
     async def gap(self, rows: Sequence[PackRow], max_tokens: int) -> Gap | None:
         """See `measure`."""
@@ -302,12 +303,6 @@ class TrainerGroup:
     def _is_alone(self) -> bool:
         return self._layout.size == 1
 
-    def _shares(self, rows: Sequence[RowToTrain]) -> list[list[list[int]]]:
-        """Of each part of the data its micro-batches."""
-        if self._is_alone:
-            return [[[*range(len(rows))]]]
-        return shares([len(row) for row in rows], self._layout.dp, self._max_tokens)
-
     def _by_rank(self, parts: Sequence[Sequence[Sequence[int]]]) -> dict[int, Sequence[Sequence[int]]]:
         """What each rank passes over. Where passes are joint all of a replica make as many, the last ones perhaps over
         nothing."""
@@ -333,55 +328,11 @@ class TrainerGroup:
         for mine in own:
             plan = plan_microbatches([self._lengths[place] for place in mine], self._max_tokens)
             passes.append([([self._held[mine[number]][1] for number in part],) for part in plan])
-        await self._passes(method, passes, ([],), what)
-
-    async def _passes(
-        self, method: str, parts: Sequence[Sequence[tuple[Any, ...]]], nothing: tuple[Any, ...], what: str
-    ) -> dict[int, list[Any]]:
-        """What each rank answers to the calls of its part of the data, one after another. Where passes are joint, all
-        ranks of a replica make as many: one that has no more is given `nothing`."""
-        if not self._layout.joint:
-
-            async def of_rank(rank: int) -> list[Any]:
-                return [(await self._ranks.each(method, {rank: given}, what=what))[rank] for given in parts[rank]]
-
-            asked = [rank for rank, part in enumerate(parts) if part]
-            return dict(zip(asked, await together(of_rank(rank) for rank in asked), strict=True))
-        found: dict[int, list[Any]] = {rank: [] for rank in range(self._layout.size)}
-
-        async def of_copy(copy: int) -> None:
-            own = {rank: parts[self._layout.place(rank).dp] for rank in self._layout.members(copy)}
-            for number in range(max(map(len, own.values()))):
-                given = {rank: part[number] if number < len(part) else nothing for rank, part in own.items()}
-                for rank, answer in (await self._ranks.each(method, given, what=what)).items():
-                    found[rank].append(answer)
-
-        await together(of_copy(copy) for copy in range(self._layout.copies))
-        return found
-
-    def _in_order(
-        self, parts: Sequence[Sequence[Sequence[int]]], answers: Mapping[int, Sequence[Sequence[Any]]], rows: int
-    ) -> list[Any]:
-        """What came of each row, from the micro-batches of each part's head; nothing where the ranks tell nothing."""
-        found: list[Any] = [None] * rows
-        for dp, part in enumerate(parts):
-            if not part:
-                continue
-            for places, made in zip(part, answers[self._layout.head(dp)][: len(part)], strict=True):
-                if not made:
-                    return []
-                for place, one in zip(places, made, strict=True):
-                    found[place] = one
-        return found
+        await self._passes.made(method, passes, ([],), what)
 
     async def _of_rows(self, rows: Sequence[RowToTrain], asking: Awaitable[Any]) -> Any:
-        try:
-            return await asking
-        except WorkerError as error:
-            if error.type != RefLost.__name__:
-                raise
-            lost = next(ref for row in rows for ref in row.columns.values() if isinstance(ref, Ref))
-            raise RefLost(lost) from error
+        refs = (ref for row in rows for ref in row.columns.values() if isinstance(ref, Ref))
+        return await of_refs(lambda: next(refs, None), asking)
 
     async def _all(self, method: str, *args: Any, what: str) -> dict[int, Any]:
         return await self._ranks.each(method, dict.fromkeys(range(self._layout.size), args), what=what)

@@ -22,6 +22,11 @@ class Piece:
     def of_whole(cls, tensor: Tensor) -> Piece:
         return cls(tensor, tuple(tensor.shape), (0,) * tensor.dim())
 
+    @property
+    def box(self) -> tuple[slice, ...]:
+        """What this is of the whole."""
+        return tuple(slice(begin, begin + length) for begin, length in zip(self.begin, self.tensor.shape, strict=True))
+
     def common(self, begin: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...] | None:
         """The box that it has in common with another, as slices of the whole; None without any."""
         ends = zip(self.begin, self.tensor.shape, begin, shape, strict=True)

@@ -166,6 +166,9 @@ class FrozenModel(Protocol):
     def require_fits(self, manifest: Manifest) -> None:
         """That a publication has all weights that it computes with, in their shapes, no others. Raises WeightError."""
 
+    def of_any(self, fault: str | None) -> str | None:
+        """The first fault that a rank of this model tells, if it has several; else this one. By all."""
+
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Compute with these weights from now on, by Hugging Face name: all that it has, or some after the others."""
 

@@ -1,10 +1,11 @@
-"""The ranks of a trainer group: workers, or the one on a lane of this process."""
+"""The ranks of one model: workers, or the one on a lane of this process."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
 from headrace.algorithms.pieces import PieceError
@@ -94,17 +95,34 @@ class RankWorkers:
     use, and are ended. What other replicas are at they end, and are there still."""
 
     def __init__(
-        self, workers: Workers[Any], clock: Clock, seconds: float, layout: Layout = WHOLE, *, host: str = LOOPBACK
+        self,
+        workers: Workers[Any],
+        clock: Clock,
+        seconds: float,
+        layout: Layout = WHOLE,
+        *,
+        host: str = LOOPBACK,
+        trains: bool = True,
     ) -> None:
         """Not together yet. `seconds`: that a rank may be later than another. `host`: an address on the network of
-        their machines, over which they speak where they are on several; on one it is loopback."""
+        their machines, over which they speak where they are on several; on one it is loopback. `trains`: else they only
+        score, and replicas tell each other nothing."""
         self.layout = layout
+        self._trains = trains
         self._workers = workers
         self._clock = clock
         self._seconds = seconds
         self._host = host
         self._ended: dict[int, WorkerLost] = {}
         """Those that were ended because of another, and its loss."""
+        self._strangers: set[int] = set()
+        """Replicas whose ranks were made, and have not come together."""
+        self._turn = asyncio.Lock()
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the workers."""
+        return [handle.worker for handle in self._workers.handles]
 
     @property
     def left(self) -> Sequence[int]:
@@ -118,25 +136,43 @@ class RankWorkers:
         return [copy for copy in range(self.layout.copies) if copy not in lost]
 
     async def come_together(self, copies: Sequence[int] | None = None) -> None:
-        """They train one model from now on. `copies`: the replicas that are new; all unless given. Raises
+        """They have one model from now on. `copies`: the replicas that are new; all unless given. Raises
         WorkerLost."""
         layout = self.layout
         if layout.joint:
             await together(self._come_together(copy) for copy in (range(layout.copies) if copies is None else copies))
-        if layout.copies > 1:
+        if layout.copies > 1 and self._trains:
             at = await self._meeting_of(range(layout.size))
             told = {rank: (layout.within(rank)[0], at, self._seconds) for rank in range(layout.size)}
             await self.each("pair", told, what="the replicas to find each other")
+
+    async def restart_broken(self) -> None:
+        """Make replicas anew of which a rank is lost, or that did not come together. Raises WorkerLost."""
+        async with self.in_turn():
+            whole = set(self.whole) - self._strangers
+            await self.restart([copy for copy in range(self.layout.copies) if copy not in whole])
+
+    @asynccontextmanager
+    async def in_turn(self) -> AsyncIterator[None]:
+        """Where ranks cut the model up, one at a time has them pass over it, or makes them anew: they would begin the
+        passes of two in different orders, and wait for each other."""
+        if not self.layout.joint:
+            yield
+            return
+        async with self._turn:
+            yield
 
     async def restart(self, copies: Sequence[int] | None = None) -> list[str]:
         """Make these replicas anew from their specs; all unless given. The names of their workers. Raises
         WorkerLost."""
         those = range(self.layout.copies) if copies is None else copies
         ranks = [rank for copy in those for rank in self.layout.members(copy)]
+        self._strangers.update(those)
         await together(self._workers.restart(rank) for rank in ranks)
         for rank in ranks:
             self._ended.pop(rank, None)
         await self.come_together(those)
+        self._strangers.difference_update(those)
         return [self._workers.handles[rank].worker for rank in ranks]
 
     async def call(self, method: str, *args: Any, what: str) -> Any:

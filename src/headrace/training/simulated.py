@@ -258,6 +258,9 @@ class SimulatedScorer:
     def require_fits(self, manifest: Manifest) -> None:
         pass
 
+    def of_any(self, fault: str | None) -> str | None:
+        return fault
+
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         self._state = tensors[_NAME].numpy().view(np.uint64).copy()
 

@@ -30,9 +30,16 @@ def scored(
 
 
 def taken(model: FrozenModel, receiver: WeightReceiver) -> Version:
-    """Have `model` load the newest version in place, bucket by bucket, and check it where there is a swap check.
-    Blocking. Raises WeightError; then the model has weights of no version."""
-    received = receiver.receive_buckets(model.take, begin=model.require_fits)
+    """Have `model` load the newest version in place, bucket by bucket, and check it where there is a swap check. By all
+    ranks of the model, if it has several: none checks before all have it. Blocking. Raises WeightError; then the model
+    has weights of no version."""
+    try:
+        received = receiver.receive_buckets(model.take, begin=model.require_fits)
+    except WeightError as error:
+        model.of_any(str(error))
+        raise
+    if (fault := model.of_any(None)) is not None:
+        raise WeightError(f"another rank of the model did not receive a version: {fault}")
     version, check = received.manifest.version, received.check
     if check is not None:
         fault = check.fault(scored(model.logprobs, check.tokens, check.experts()), check.dtype)

@@ -1,4 +1,4 @@
-"""Workers that hold a model, one of a kind: on a lane of this process, or in a process of their own."""
+"""Workers that hold a model: on a lane of this process, or in processes of their own."""
 
 from __future__ import annotations
 
@@ -9,13 +9,25 @@ from headrace.controller.building.processors import silence_s, threads_of_worker
 from headrace.roles.model_return import ModelReturn
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.workers import Placement, Worker, WorkerError, Workers
+from headrace.training.layouts.ranks import Layout
+from headrace.training.rank_workers import RankWorkers
 
 W = TypeVar("W", bound=Worker)
 
 
-def model_return(kind: str, workers: Workers[Any], runtime: Runtime, config: TrainConfig) -> ModelReturn | None:
-    """Of one that only scores, where it has a process: nothing is loaded in this one while others compute."""
-    return ModelReturn(workers, runtime.clock) if kind in config.scorer_processes else None
+async def scoring_ranks(
+    kind: type[W], spec: object, runtime: Runtime, config: TrainConfig, layout: Layout
+) -> tuple[RankWorkers, ModelReturn | None]:
+    """Of a model that only scores; and what brings them back, where they have processes: nothing is loaded in this one
+    while others compute. Raises as `started`."""
+    workers = await started(kind, spec, runtime, config, layout.size)
+    ranks = RankWorkers(
+        workers, runtime.clock, config.runtime.stall_timeout_s, layout, host=config.weights.host, trains=False
+    )
+    await ranks.come_together()
+    if kind.kind not in config.scorer_processes:
+        return ranks, None
+    return ranks, ModelReturn(workers, runtime.clock, ranks.restart_broken)
 
 
 async def started(kind: type[W], spec: object, runtime: Runtime, config: TrainConfig, count: int = 1) -> Workers[Any]:

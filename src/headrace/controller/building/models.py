@@ -9,8 +9,9 @@ from typing import Any
 
 from headrace.algorithms.kl_controllers import KLCoefficient
 from headrace.config import TrainConfig
+from headrace.config.roles import ProximalConfig, ReferenceConfig, TeacherConfig
 from headrace.controller.building.engine_workers import load_engines, load_judges
-from headrace.controller.building.frozen_workers import frozen_worker
+from headrace.controller.building.frozen_workers import frozen_ranks
 from headrace.controller.building.reward_model import load_model_reward
 from headrace.controller.building.trainer_workers import policy_group, value_group
 from headrace.controller.building.weight_relays import weight_relays
@@ -18,14 +19,15 @@ from headrace.controller.checkpointer import Part
 from headrace.controller.planning.plan import Plan
 from headrace.engines.absent import AbsentEngine
 from headrace.engines.pool import EnginePool
-from headrace.models.loading import resolve_device
 from headrace.rewards.model_reward import ModelReward
 from headrace.roles.columns.frozen import AskedModel
-from headrace.roles.workers.frozen import FrozenSpec, FrozenWorker, ProximalWorker, ReferenceWorker, TeacherWorker
+from headrace.roles.workers.frozen import FrozenWorker, ProximalWorker, ReferenceWorker, TeacherWorker
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.together import together
 from headrace.training.group import TrainerGroup
 from headrace.weights.relay.relays import Relays
+
+ScorerConfig = ReferenceConfig | ProximalConfig | TeacherConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,8 @@ async def load_models(
     the run's processes share, of the name that it is given."""
     config, algorithm = plan.config, plan.config.algorithm
 
-    async def frozen(kind: type[FrozenWorker], path: str) -> AskedModel:
-        device, temperature = str(resolve_device(config.model.device)), config.rollout.sampling.temperature
-        return await frozen_worker(kind, FrozenSpec(path, config.model.dtype, device, temperature), runtime, config)
+    async def frozen(kind: type[FrozenWorker], path: str, own: ScorerConfig) -> AskedModel:
+        return await frozen_ranks(kind, path, own.max_tokens_per_microbatch, own.layout, plan, runtime)
 
     makes: dict[str, Callable[[], Awaitable[Any]]] = {"trainer": lambda: policy_group(plan, runtime, folder, in_memory)}
     if plan.needs_engine:
@@ -86,11 +87,11 @@ async def load_models(
     if algorithm.needs_critic:
         makes["critic"] = lambda: value_group(plan, runtime, _critic_path(plan), folder)
     if algorithm.needs_reference and config.reference.placement != "hybrid":
-        makes["reference"] = lambda: frozen(ReferenceWorker, config.reference.model or plan.weights)
+        makes["reference"] = lambda: frozen(ReferenceWorker, config.reference.model or plan.weights, config.reference)
     if config.copies_proximal:
-        makes["proximal"] = lambda: frozen(ProximalWorker, plan.weights)
+        makes["proximal"] = lambda: frozen(ProximalWorker, plan.weights, config.proximal)
     if algorithm.needs_teacher:
-        makes["teacher"] = lambda: frozen(TeacherWorker, config.teacher.model or plan.weights)
+        makes["teacher"] = lambda: frozen(TeacherWorker, config.teacher.model or plan.weights, config.teacher)
     made = await _made(makes, config)
     models = Models(
         made["trainer"],

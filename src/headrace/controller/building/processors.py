@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.config import TrainConfig
+from headrace.config.places import layouts_of
 from headrace.controller.building.threads import available_threads
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.placement import cpus_of
@@ -13,8 +14,8 @@ _SILENCE_S = 60.0
 def process_count(config: TrainConfig) -> int:
     """Worker processes that compute with models."""
     engines = (config.engine.total + len(own_judges(config.rewards))) * config.engine.apart
-    more_ranks = sum(getattr(config, name).layout.ranks - 1 for name in config.trainer_processes)
-    return engines + len(config.scorer_processes) + len(config.trainer_processes) + more_ranks
+    models, layouts = (*config.trainer_processes, *config.scorer_processes), layouts_of(config)
+    return engines + sum(layouts[name].ranks for name in models)
 
 
 def threads_of_worker(config: TrainConfig, kind: str = "") -> int:

@@ -1,14 +1,15 @@
-"""The reward model of a run or of an evaluation, as a worker."""
+"""The reward model of a run or of an evaluation, as workers."""
 
 from __future__ import annotations
 
-from headrace.controller.building.model_workers import model_return, started
+from headrace.controller.building.model_workers import scoring_ranks
 from headrace.controller.planning.plan import Plan
 from headrace.models.loading import resolve_device
 from headrace.rewards.model_reward import ModelReward
 from headrace.roles.columns.reward_model import AskedRewardModel
 from headrace.roles.workers.reward import RewardSpec, RewardWorker
 from headrace.runtime.protocol import Runtime
+from headrace.training.layouts.ranks import layout_of
 
 
 async def load_model_reward(plan: Plan, runtime: Runtime) -> ModelReward | None:
@@ -16,7 +17,7 @@ async def load_model_reward(plan: Plan, runtime: Runtime) -> ModelReward | None:
     config, model = plan.config.reward.model, plan.config.model
     if config.path is None:
         return None
-    spec = RewardSpec(config.path, model.dtype, str(resolve_device(model.device)))
-    workers = await started(RewardWorker, spec, runtime, plan.config)
-    returns = model_return(RewardWorker.kind, workers, runtime, plan.config)
-    return ModelReward(AskedRewardModel(workers, config.max_tokens_per_microbatch, returns), config.weight)
+    layout, budget = layout_of(config.layout), config.max_tokens_per_microbatch
+    spec = RewardSpec(config.path, model.dtype, str(resolve_device(model.device)), layout=layout, max_tokens=budget)
+    ranks, returns = await scoring_ranks(RewardWorker, spec, runtime, plan.config, layout)
+    return ModelReward(AskedRewardModel(ranks, config.layout.tokens_at_once(budget), returns), config.weight)

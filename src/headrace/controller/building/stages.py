@@ -39,7 +39,7 @@ def scorers(
     def add(name: str, section: ScorerSettings, score: Score, **changes: Any) -> None:
         """A scorer that names its stage and its column alike, but for `changes`."""
         named = {"name": name, "columns": (name,), "by_group": by_group, **changes}
-        scored = ScoredColumns(context, score=score, max_tokens=section.max_tokens_per_microbatch, **named)
+        scored = ScoredColumns(context, score=score, **{"max_tokens": section.max_tokens_per_microbatch, **named})
         found.append(ColumnRole(context, scored))
 
     def asked(lane: str, name: str, scores: Score) -> Score:
@@ -54,6 +54,7 @@ def scorers(
     def add_model(section: ScorerSettings, model: AskedModel, **changes: Any) -> None:
         if model.returns is not None:
             model.returns.tell_to(context.table.lose, context.report)
+        changes["max_tokens"] = section.layout.tokens_at_once(section.max_tokens_per_microbatch)
         add(model.name, section, asked(model.name, model.name, model.scores), returns=model.returns, **changes)
 
     def of_group(group: TrainerGroup, column: str) -> Score:
@@ -73,7 +74,7 @@ def scorers(
     if models.proximal is not None:
         follows = FollowedWeights(
             context,
-            models.trainer.receiver().near(models.proximal.worker),
+            [models.trainer.receiver().near(worker) for worker in models.proximal.workers],
             published,
             models.proximal.take,
             name="proximal",

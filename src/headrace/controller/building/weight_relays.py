@@ -75,7 +75,7 @@ async def _ends(engines: EnginePool, proximal: AskedModel | None) -> dict[str, S
         if isinstance(member.engine, RemoteEngine):
             found[handle.worker] = await member.engine.sees()
     if proximal is not None:
-        found[proximal.worker] = await proximal.sees()
+        found |= dict(zip(proximal.workers, await proximal.sees(), strict=True))
     return found
 
 

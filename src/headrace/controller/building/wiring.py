@@ -402,7 +402,7 @@ def _refresh(plan: Plan, models: Models, lineage: Lineage) -> Callable[[int], Aw
         if own is None:
             await models.trainer.keep_reference()
         else:  # nobody else is to receive this version yet
-            await own.take(await models.trainer.show_aside(Version(lineage.branch, number)))
+            await own.take([await models.trainer.show_aside(Version(lineage.branch, number))])
             await models.trainer.end_aside()
 
     return refresh

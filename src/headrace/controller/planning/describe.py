@@ -8,11 +8,13 @@ from headrace.config import TrainConfig
 from headrace.config.evaluation import PLAIN
 from headrace.config.layout import LayoutConfig
 from headrace.config.model import EngineSection
+from headrace.config.places import layouts_of
 from headrace.config.values.hosts import is_loopback
 from headrace.controller.building.processors import threads_of_worker
 from headrace.controller.building.threads import available_threads, takes_turns
 from headrace.controller.planning import rollout_worker_count
 from headrace.controller.planning.backends import describe_backend
+from headrace.controller.planning.layouts import config_of_kind
 from headrace.controller.planning.memory_estimate import GIB, MIB
 from headrace.controller.planning.placement import worker_counts
 from headrace.controller.planning.placement_view import drawn
@@ -317,16 +319,17 @@ def _roles(plan: Plan) -> list[str]:
         lane = _LANE_OF.get(name)
         placements = {"reference": plan.config.reference.placement, "proximal": plan.config.proximal.placement}
         trained = plan.config.trainer_processes
-        if name in plan.config.scorer_processes or _TRAINED_AS.get(name) in trained:
-            layouts = {"actor": plan.config.trainer.layout, "critic": plan.config.critic.layout}
-            layout = layouts.get(name, LayoutConfig())
+        kind = _TRAINED_AS.get(name, name)
+        if kind in plan.config.scorer_processes or kind in trained:
+            layout = layouts_of(plan.config)[kind]
             own = "a process of its own"
             if layout.ranks > 1 or layout.stage:
                 own = (
-                    f"{layout.ranks} rank(s) ({layout.text}{_stages(plan, name, layout)}), each in a process of its own"
+                    f"{layout.ranks} rank(s) ({layout.text}{_stages(plan, kind, layout)}), each in a process of its own"
                 )
                 if plan.memory.on_device and layout.ranks > 1:
-                    own += " and on a device of its own, by NCCL (not run: Headrace's tests have one device)"
+                    own += " and on a device of its own"
+                    own += ", by NCCL (not run: Headrace's tests have one device)" if layout.stage else ""
             place = f"{own}: {threads_of_worker(plan.config)} CPU thread(s)"
         elif name == "rollout" and engines:
             place = f"event loop; engines in {engines}"
@@ -408,11 +411,11 @@ def _size(count: int) -> str:
     return f"{count / GIB:,.2f} GiB" if count >= GIB else f"{count / MIB:,.2f} MiB"
 
 
-def _stages(plan: Plan, name: str, layout: LayoutConfig) -> str:
+def _stages(plan: Plan, kind: str, layout: LayoutConfig) -> str:
     """As `, in stages of 3, 3, 2 layers`; nothing without stages."""
     if layout.pp == 1:
         return ""
-    scores = name != "actor"
-    config = read_model_config((plan.config.critic.model if scores else None) or plan.config.model.path)
+    config = config_of_kind(kind, plan.config, read_model_config(plan.config.model.path))
+    scores = kind in ("critic", "reward")
     counts = stages_of(layout, count_parameters(config), config.get_text_config(), scores=scores)
     return f", in stages of {', '.join(map(str, counts))} layers"

@@ -8,6 +8,7 @@ import torch
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.layout import LayoutConfig
+from headrace.config.places import key_of, layouts_of
 from headrace.models.experts import experts_per_token, routed_bytes
 from headrace.models.loading import read_model_config
 from headrace.models.routing import ROUTED_TYPES
@@ -15,31 +16,40 @@ from headrace.models.routing import ROUTED_TYPES
 
 def check_layouts(config: TrainConfig, policy: Any, device: torch.device) -> None:
     """`policy`: its Hugging Face config. Raises ConfigError with what would fit."""
-    for name, layout in (("trainer", config.trainer.layout), ("critic", config.critic.layout)):
-        if name == "critic" and not config.algorithm.needs_critic:
-            continue
-        model = policy if name == "trainer" else critic_config(config, policy)
-        check_layout(name, layout, model, device, here=name not in config.cluster.place)
+    layouts = layouts_of(config)
+    for kind in (*config.trainer_processes, *config.scorer_processes):
+        if (layout := layouts[kind]).ranks > 1 or layout.stage:
+            model, key = config_of_kind(kind, config, policy), key_of(kind)
+            here, trains = kind not in config.cluster.place, kind not in config.scorer_processes
+            check_layout(key, layout, model, device, here=here, trains=trains)
 
 
-def check_layout(name: str, layout: LayoutConfig, model: Any, device: torch.device, *, here: bool = True) -> None:
+def check_layout(
+    name: str, layout: LayoutConfig, model: Any, device: torch.device, *, here: bool = True, trains: bool = True
+) -> None:
     """`name`: of the section that has the layout; `model`: its Hugging Face config. `here`: its ranks are on this
-    machine, not where a cluster has room. Raises ConfigError with what would fit."""
+    machine, not where a cluster has room. `trains`: else they only score. Raises ConfigError with what would fit."""
     if layout.ranks == 1 and not layout.stage:
         return
     if device.type != "cpu":
-        _check_devices(name, layout, device, here=here)
+        _check_devices(name, layout, device, here=here, trains=trains)
     if layout.ep > 1 or (layout.tp > 1 and experts_per_token(model)):
         _check_experts(name, layout, model)
     _check_divides(name, layout, model.get_text_config())
 
 
-def critic_config(config: TrainConfig, policy: Any) -> Any:
-    """The Hugging Face config of the model that the critic is made of."""
-    return policy if config.critic.model is None else read_model_config(config.critic.model)
+def config_of_kind(kind: str, config: TrainConfig, policy: Any) -> Any:
+    """The Hugging Face config of the model that workers of this kind have, or are made of."""
+    own = {
+        "critic": config.critic.model,
+        "reference": config.reference.model,
+        "teacher": config.teacher.model,
+        "reward": config.reward.model.path,
+    }.get(kind)
+    return policy if own is None else read_model_config(own)
 
 
-def _check_devices(name: str, layout: LayoutConfig, first: torch.device, *, here: bool) -> None:
+def _check_devices(name: str, layout: LayoutConfig, first: torch.device, *, here: bool, trains: bool) -> None:
     """Each rank has one of its own, from `first` on. `here`: of this machine, not of a cluster."""
     there = torch.cuda.device_count() - (first.index or 0)
     if here and layout.ranks > there:
@@ -47,7 +57,7 @@ def _check_devices(name: str, layout: LayoutConfig, first: torch.device, *, here
             f"{name}.layout is {layout.text}, of {layout.ranks} ranks, each on a CUDA device of its own, and this "
             f"machine has {there} from {first} on; use a layout of {there} rank(s) at most, or set model.device: cpu"
         )
-    if not layout.stage:
+    if trains and not layout.stage:
         raise ConfigError(
             f"{name}.layout is {layout.text}, and ranks on CUDA devices cut the model up; add zero: 2, or zero: 3"
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headrace.config import TrainConfig
 from headrace.config.cluster import ROLES
+from headrace.config.places import layouts_of
 from headrace.config.values.hosts import is_loopback
 from headrace.config.values.name_or_function import is_own
 from headrace.config.values.paths import path_of
@@ -22,7 +23,7 @@ _SHARED_MEMORY = ("shm", "cuda_ipc", "gloo")
 _IN_FOLDER = ("trainer", "critic", "rollout")
 """Those who write into the run's folder: checkpoints, and journals of groups."""
 _TRAINED = ("trainer", "critic")
-"""Whose workers are ranks of one model."""
+"""Kinds whose ranks tell each other gradients, also where each has all of the model."""
 _MODEL = "config.json"
 
 _SHARED = "put it on a file system that all nodes share, or copy it to the same path there"
@@ -52,15 +53,18 @@ def needs_of(config: TrainConfig, folder: Path | None, memory: Path | None) -> M
     return made
 
 
-def together_of(config: TrainConfig) -> tuple[str, ...]:
-    """Kinds whose workers have to be on one machine: ranks of one model, which meet on loopback unless told."""
-    return _TRAINED if is_loopback(config.weights.host) else ()
-
-
 def meeting_of(config: TrainConfig) -> tuple[str, ...]:
     """Kinds of workers that have to be on the trainer's machine, which is first: new weights do not leave it."""
     by_relays = config.transport == "shm" and is_loopback(config.weights.host)
     return _IN_MEMORY if by_relays else ()
+
+
+def together_of(config: TrainConfig) -> tuple[str, ...]:
+    """Kinds whose workers have to be on one machine, where they find each other on loopback: ranks of one model, but
+    for those that only score and have all of it each. With `weights.host`, none."""
+    if not is_loopback(config.weights.host):
+        return ()
+    return tuple(kind for kind, layout in layouts_of(config).items() if kind in _TRAINED or layout.stage)
 
 
 def _functions(config: TrainConfig) -> Iterator[NeededFile]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.cluster import LENT, ROLES, PlaceConfig, Role, shares_too_many
+from headrace.config.places import layouts_of
 from headrace.controller.planning.judges import own_judges
 from headrace.runtime.placing import Bundle, Seat, Team, Teams
 
@@ -41,14 +42,18 @@ def teams_of(config: TrainConfig, rollouts: int) -> Teams:
 
 def worker_counts(config: TrainConfig, rollouts: int) -> Mapping[Role, int]:
     """Workers of each role that the run begins with."""
-    trained, scored = config.trainer_processes, config.scorer_processes
+    apart, layouts = (*config.trainer_processes, *config.scorer_processes), layouts_of(config)
+
+    def ranks(role: Role) -> int:
+        return layouts[role].ranks if role in apart else 0
+
     return {
-        "trainer": config.trainer.layout.ranks if "trainer" in trained else 0,
-        "critic": config.critic.layout.ranks if "critic" in trained else 0,
-        "reference": int("reference" in scored),
-        "proximal": int("proximal" in scored),
-        "teacher": int("teacher" in scored),
-        "reward": int("reward" in scored),
+        "trainer": ranks("trainer"),
+        "critic": ranks("critic"),
+        "reference": ranks("reference"),
+        "proximal": ranks("proximal"),
+        "teacher": ranks("teacher"),
+        "reward": ranks("reward"),
         "engine": config.engine.total if config.engine.apart else 0,
         "lent": config.engine.lent if config.engine.apart else 0,
         "judge": len(own_judges(config.rewards)) if config.engine.apart else 0,

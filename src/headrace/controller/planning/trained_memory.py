@@ -1,4 +1,4 @@
-"""What a model in training takes for its weights, their gradients and the optimiser's moments."""
+"""What a model takes for its weights, and one in training for their gradients and the optimiser's moments."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from headrace.config.trainer import TrainerConfig
 from headrace.models.experts import experts_per_token
 
 _FLOAT32 = 4
+BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,16 @@ def trained_bytes_of(
     if layout.stage:
         return TrainedBytes(0, 0, 0, off_device=4 * one * layout.ranks)
     return TrainedBytes(one if dtype == "float32" else 0, one, 0, off_device=3 * one)
+
+
+def scored_bytes_of(layout: LayoutConfig, parameters: int, text: Any, dtype: str, device: torch.device) -> int:
+    """Of a model of so many `parameters` that only scores, between its passes: in the host's memory of all ranks, on a
+    device of one, which has it."""
+    every, fullest = of_stages(layout, parameters, text)
+    one = BYTES[dtype] * (every if layout.stage else parameters)
+    if device.type == "cpu":
+        return one * layout.copies
+    return -(-BYTES[dtype] * fullest // (layout.ranks // layout.copies // layout.pp)) if layout.stage else one
 
 
 def gathered(layout: LayoutConfig, parameters: int, text: Any, device: torch.device) -> int:

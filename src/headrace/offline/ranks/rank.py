@@ -19,6 +19,7 @@ from headrace.runtime.workers import Host
 from headrace.store.media.files import Digest
 from headrace.training.layouts.ranks import layout_of
 from headrace.training.protocol import StepReport, Written
+from headrace.training.rank_device import rank_device
 from headrace.training.replicas import At, Meeting
 
 _CONFIGS = {"sft_config": SFTConfig, "rm_config": RMConfig, "dpo_config": DPOConfig}
@@ -56,9 +57,7 @@ class OfflineRank:
         if host.threads is not None:
             torch.set_num_threads(host.threads)
         layout = layout_of(spec.config.trainer.layout)
-        device = torch.device(spec.device)
-        if device.type == "cuda":
-            device = torch.device("cuda", (device.index or 0) + host.rank)
+        device = rank_device(spec.device, host.rank)
         self._trained = model_of(spec.config, device, spec.steps, layout)
         self._meeting: Meeting | None = None
         self._tells = True

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from headrace.roles.abandoned import refs_in
 from headrace.roles.model_return import ModelReturn
 from headrace.runtime.protocol import Runtime
-from headrace.runtime.refs import Ref, RefLost
-from headrace.runtime.workers import WorkerError, Workers
+from headrace.runtime.refs import Ref, Refs
 from headrace.store.media.files import Digest
-from headrace.training.protocol import CheckpointError, FrozenModel, Saved, Written
+from headrace.training.protocol import FrozenModel, Saved, Written
 from headrace.training.rank import CHECKPOINTS
+from headrace.training.rank_workers import RankWorkers
 from headrace.training.rows.packed_rows import RowToTrain
 from headrace.training.scoring import Scoring
+from headrace.training.shared_passes import SharedPasses, of_refs
 from headrace.training.taking import taken
 from headrace.weights.plane import WeightError, WeightReceiver
 from headrace.weights.seen import Seen, seen_here
 from headrace.weights.version import Version
 
-_LOST = RefLost.__name__
-_ERRORS: dict[str, type[Exception]] = {each.__name__: each for each in (CheckpointError, OSError, WeightError)}
+T = TypeVar("T")
 
 
 class AskedModel(Protocol):
@@ -36,17 +37,17 @@ class AskedModel(Protocol):
         """What brings it back when it is lost, if it can be."""
 
     @property
-    def worker(self) -> str:
-        """The name of its worker."""
+    def workers(self) -> Sequence[str]:
+        """The names of its workers."""
 
-    async def sees(self) -> Seen:
-        """Where it is."""
+    async def sees(self) -> Sequence[Seen]:
+        """Where each of them is."""
 
     async def scores(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
         """Of each row a ref to the log-probs of its tokens; from one forward pass. Raises RefLost."""
 
-    async def take(self, receiver: WeightReceiver) -> Version:
-        """Compute with the newest version from now on. Raises WeightError."""
+    async def take(self, receivers: Sequence[WeightReceiver]) -> Version:
+        """Compute with the newest version from now on. `receivers`: of each worker. Raises WeightError."""
 
     async def take_state(self, *, copies: bool) -> None:
         """Take its weights for `write_state`: a copy, beside which it may go on, or as they are."""
@@ -75,17 +76,17 @@ class OnLane:
         return await self._runtime.compute(self.name, self._scoring, rows)
 
     @property
-    def worker(self) -> str:
-        """See `AskedModel.worker`."""
-        return self.name
+    def workers(self) -> Sequence[str]:
+        """See `AskedModel.workers`."""
+        return (self.name,)
 
-    async def sees(self) -> Seen:
+    async def sees(self) -> Sequence[Seen]:
         """See `AskedModel.sees`."""
-        return seen_here()
+        return (seen_here(),)
 
-    async def take(self, receiver: WeightReceiver) -> Version:
+    async def take(self, receivers: Sequence[WeightReceiver]) -> Version:
         """See `AskedModel.take`."""
-
+        (receiver,) = receivers
         return await self._runtime.compute(self.name, taken, self._model, receiver)
 
     async def take_state(self, *, copies: bool) -> None:
@@ -103,62 +104,73 @@ class OnLane:
         await self._runtime.compute(self.name, self._model.load, path)
 
 
-class InWorker:
-    """An `AskedModel` that is the only worker of its kind."""
+class InRanks:
+    """An `AskedModel` of workers, the only ones of their kind: one that has all of it, or ranks that score together."""
 
-    def __init__(self, workers: Workers[Any], name: str, returns: ModelReturn | None = None) -> None:
-        """`returns` brings it back, where it has a process; else its end ends the run, which can be resumed."""
+    def __init__(self, ranks: RankWorkers, name: str, refs: Refs, max_tokens: int, returns: ModelReturn | None = None):
+        """`max_tokens`: of a micro-batch of one of several. `returns` brings it back, where it has processes; else its
+        end ends the run, which can be resumed."""
         self.name = name
         self.returns = returns
-        self._workers = workers
+        self._ranks = ranks
+        self._refs = refs
+        self._passes = SharedPasses(ranks, max_tokens)
 
     async def scores(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
-        """See `AskedModel.scores`."""
-        try:
-            found: Sequence[Sequence[Any]] = await self._call("scores", list(rows), what=f"scores of {self.name}")
-        except WorkerError as error:
-            if error.type == _LOST:
-                raise RefLost(
-                    next(ref for row in rows for ref in row.columns.values() if isinstance(ref, Ref))
-                ) from error
-            raise
-        return found
+        """See `AskedModel.scores`: each row in a micro-batch of one rank."""
+        parts = self._passes.parts([len(row) for row in rows])
+        given = [[([rows[place] for place in places],) for places in part] for part in parts]
+        refs = (ref for row in rows for ref in row.columns.values() if isinstance(ref, Ref))
+        async with self._ranks.in_turn():
+            asking = self._passes.made("scores", given, ([],), f"scores of {self.name}", left=self._free)
+            answers = await self._answered(of_refs(lambda: next(refs, None), asking))
+        return self._passes.in_order(parts, answers, len(rows))
 
     @property
-    def worker(self) -> str:
-        """See `AskedModel.worker`."""
-        return self._workers.handles[0].worker
+    def workers(self) -> Sequence[str]:
+        """See `AskedModel.workers`."""
+        return self._ranks.names
 
-    async def sees(self) -> Seen:
+    async def sees(self) -> Sequence[Seen]:
         """See `AskedModel.sees`."""
-        found: Seen = await self._call("sees", what="where it is")
-        return found
+        every = dict.fromkeys(range(len(self.workers)), ())
+        return [*(await self._answered(self._ranks.each("sees", every, what="where it is"))).values()]
 
-    async def take(self, receiver: WeightReceiver) -> Version:
+    async def take(self, receivers: Sequence[WeightReceiver]) -> Version:
         """See `AskedModel.take`."""
-        version: Version = await self._call("take", receiver.offer(), what="new weights")
-        return version
+        async with self._ranks.in_turn():
+            offers = {rank: (receiver.offer(),) for rank, receiver in enumerate(receivers)}
+            found = await self._answered(self._ranks.each("take", offers, what="new weights"))
+        versions: list[Version] = [*dict.fromkeys(found.values())]
+        if len(versions) > 1:
+            told = ", ".join(map(str, versions))
+            raise WeightError(
+                f"ranks of {self.name} took {told}, and rows are scored with one version; --resume the run"
+            )
+        return versions[0]
 
     async def take_state(self, *, copies: bool) -> None:
         """See `AskedModel.take_state`."""
-        await self._call("take_state", copies, what="what a checkpoint holds")
+        await self._first("take_state", copies, what="what a checkpoint holds")
 
     async def write_state(self, path: Path) -> Mapping[str, Digest]:
         """See `AskedModel.write_state`."""
-        written: Written = await self._call("write_state", str(path), what="its part of a checkpoint")
+        written: Written = await self._first("write_state", str(path), what="its part of a checkpoint")
         return written.files
 
     async def load(self, path: Path) -> None:
         """See `AskedModel.load`."""
-        await self._call("load", str(path), what="its part of a checkpoint")
+        await self._first("load", str(path), what="its part of a checkpoint")
 
-    async def _call(self, method: str, *arguments: object, what: str) -> Any:
-        try:
-            answer = (await self._workers.call(method, *arguments, rank=0, what=what))[0]
-        except WorkerError as error:
-            if error.type in _ERRORS:
-                raise _ERRORS[error.type](error.text) from error
-            raise
+    async def _first(self, method: str, *arguments: object, what: str) -> Any:
+        return await self._answered(self._ranks.call(method, *arguments, what=what))
+
+    async def _answered(self, asking: Awaitable[T]) -> T:
+        answer = await asking
         if self.returns is not None:
             self.returns.answered()
         return answer
+
+    def _free(self, answer: object) -> None:
+        for ref in refs_in(answer):
+            self._refs.free(ref)

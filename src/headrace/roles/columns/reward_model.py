@@ -1,26 +1,29 @@
-"""The reward model, as the reward role and evaluations ask it: a worker, in the run's process or in one of its own."""
+"""The reward model, as the reward role and evaluations ask it: workers, in the run's process or in others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from headrace.models.packing import plan_microbatches
 from headrace.rewards.model_reward import Answered
 from headrace.roles.model_return import ModelReturn
-from headrace.runtime.refs import Ref, RefLost
-from headrace.runtime.workers import WorkerError, WorkerLost, Workers
+from headrace.runtime.refs import Ref
+from headrace.runtime.workers import WorkerLost
+from headrace.training.rank_workers import RankWorkers
+from headrace.training.shared_passes import SharedPasses, of_refs
 
 
 class AskedRewardModel:
-    """An `AnswerScorer` that is the only worker of its kind."""
+    """An `AnswerScorer` of workers, the only ones of their kind: one that has all of it, or ranks that score
+    together."""
 
-    def __init__(self, workers: Workers[Any], max_tokens: int, returns: ModelReturn | None = None) -> None:
-        """`max_tokens`: budget of one forward pass; a longer sample is one of its own. `returns` brings it back, where
-        it has a process; else its end ends the run, which can be resumed."""
+    def __init__(self, ranks: RankWorkers, max_tokens: int, returns: ModelReturn | None = None) -> None:
+        """`max_tokens`: budget of one forward pass of all ranks together; a longer sample is one of its own. `returns`
+        brings it back, where it has processes; else its end ends the run, which can be resumed."""
         self.max_tokens = max_tokens
         self.returns = returns
-        self._workers = workers
+        self._ranks = ranks
+        self._passes = SharedPasses(ranks, max_tokens // ranks.layout.dp)
 
     async def scores(self, samples: Sequence[Answered]) -> list[float]:
         """See `AnswerScorer.scores`."""
@@ -46,11 +49,10 @@ class AskedRewardModel:
             return found
 
     async def _pass(self, samples: list[Answered]) -> list[float]:
-        try:
-            found: list[float] = (await self._workers.call("scores", samples, rank=0, what="scores of reward"))[0]
-        except WorkerError as error:
-            refs = [sample.tokens for sample in samples if isinstance(sample.tokens, Ref)]
-            if error.type == RefLost.__name__ and refs:
-                raise RefLost(refs[0]) from error
-            raise
-        return found
+        parts = self._passes.parts([sample.length for sample in samples])
+        given = [[([samples[place] for place in places],) for places in part] for part in parts]
+        refs = (sample.tokens for sample in samples if isinstance(sample.tokens, Ref))
+        async with self._ranks.in_turn():
+            asking = self._passes.made("scores", given, ([],), "scores of reward")
+            answers = await of_refs(lambda: next(refs, None), asking)
+        return self._passes.in_order(parts, answers, len(samples))

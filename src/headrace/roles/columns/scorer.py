@@ -29,17 +29,17 @@ class FollowedWeights:
     def __init__(
         self,
         context: RoleContext,
-        receiver: WeightReceiver,
+        receivers: Sequence[WeightReceiver],
         published: Signal,
-        take: Callable[[WeightReceiver], Awaitable[Version]],
+        take: Callable[[Sequence[WeightReceiver]], Awaitable[Version]],
         *,
         name: str,
         loaded: int | None,
     ) -> None:
-        """`take` has the model `name` load the newest version, and returns which that is. `loaded`: number of the
-        version that the model has, if it is one of the run."""
+        """`receivers`: of each rank of the model `name`, which `take` has load the newest version, and returns which
+        that is. `loaded`: number of the version that the model has, if it is one of the run."""
         self._context = context
-        self._receiver = receiver
+        self._receivers = tuple(receivers)
         self._published = published
         self._take = take
         self._name = name
@@ -56,8 +56,8 @@ class FollowedWeights:
         context = self._context
 
         def is_there() -> bool:
-            latest = self._receiver.latest()
-            return latest is not None and latest.number >= number
+            latest = [receiver.latest() for receiver in self._receivers]
+            return all(version is not None and version.number >= number for version in latest)
 
         await self._published.wait_until(
             is_there,
@@ -65,7 +65,7 @@ class FollowedWeights:
             context.stall_timeout_s,
             lambda: f"version {number} to be published, for the {self._name} model",
         )
-        self._loaded = (await self._take(self._receiver)).number
+        self._loaded = (await self._take(self._receivers)).number
 
 
 class ScoredColumns:

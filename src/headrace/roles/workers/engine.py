@@ -13,9 +13,9 @@ from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.remote_types import ENGINE_TYPES
 from headrace.models.loading import load_causal_lm
 from headrace.roles.workers.engine_host import EngineHost
-from headrace.roles.workers.rank_device import rank_device
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
+from headrace.training.rank_device import rank_device
 from headrace.weights.plane import WeightOffer, WeightReceiver
 from headrace.weights.receiving import HeldTo, receiver_at
 

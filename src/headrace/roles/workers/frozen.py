@@ -10,20 +10,23 @@ from typing import Any, ClassVar
 import torch
 
 from headrace.models.loading import load_causal_lm
+from headrace.models.skeleton import causal_lm_skeleton
+from headrace.roles.workers.scoring_rank import ScoringRank
 from headrace.runtime.protocol import Services
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.store.media.files import Digest
 from headrace.training.frozen import FrozenScorer
+from headrace.training.layouts.ranks import WHOLE, Layout
 from headrace.training.protocol import Saved, Written
 from headrace.training.rank import CHECKPOINTS
+from headrace.training.rank_device import rank_device
 from headrace.training.rows.packed_rows import ROW_TYPES, RowToTrain
 from headrace.training.scoring import Scoring
 from headrace.training.taking import taken
 from headrace.weights.offer_types import WEIGHT_TYPES
 from headrace.weights.plane import WeightOffer
 from headrace.weights.receiving import receiver_of
-from headrace.weights.seen import Seen, seen_here
 from headrace.weights.version import Version
 
 
@@ -38,37 +41,45 @@ class FrozenSpec:
     device: str
     temperature: float
     """Of sampling."""
+    layout: Layout = WHOLE
+    """Of ranks that score together."""
+    max_tokens: int = 1
+    """Of a micro-batch of one of several."""
 
 
-class FrozenWorker:
+class FrozenWorker(ScoringRank):
     """Writes the column that its kind is called."""
 
     kind: ClassVar[str]
     types: ClassVar[WireTypes] = ROW_TYPES.with_types(WEIGHT_TYPES).with_types(
-        WireTypes({"frozen_spec": FrozenSpec, "written": Written, "digest": Digest})
+        WireTypes({"frozen_spec": FrozenSpec, "layout": Layout, "written": Written, "digest": Digest})
     )
 
     def __init__(self, spec: FrozenSpec, host: Host) -> None:
         """Loads the model. Raises ConfigError."""
         if host.threads is not None:
             torch.set_num_threads(host.threads)
-        model = load_causal_lm(spec.weights, dtype=getattr(torch, spec.dtype), device=torch.device(spec.device))
-        self._model = FrozenScorer(model, temperature=spec.temperature)
+        dtype, device = getattr(torch, spec.dtype), rank_device(spec.device, host.rank)
+        found = causal_lm_skeleton(spec.weights, device, dtype) if spec.layout.joint else None
+        model, source = found or (load_causal_lm(spec.weights, dtype=dtype, device=device), None)
+        self._model = FrozenScorer(
+            model, temperature=spec.temperature, layout=spec.layout, max_tokens=spec.max_tokens, source=source
+        )
+        super().__init__(self._model)
         self._scoring = Scoring(host.refs, self._model.logprobs, self.kind)
         self._services: Services = host
         self._taken: Saved | None = None
 
     def scores(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
-        """See `AskedModel.scores`."""
-        return self._scoring(rows)
+        """See `AskedModel.scores`: of a rank's own rows; without any it is a pass for the sake of other ranks."""
+        if not rows:
+            self._model.idle()
+            return []
+        return self._scoring(rows, tells=self._tells)
 
     def take(self, offer: WeightOffer) -> Version:
         """See `AskedModel.take`."""
         return taken(self._model, receiver_of(offer))
-
-    def sees(self) -> Seen:
-        """Where it is."""
-        return seen_here()
 
     def take_state(self, copies: bool) -> None:
         """See `AskedModel.take_state`."""

@@ -12,11 +12,15 @@ import torch
 from headrace.experience.columns import COLUMN_TYPES
 from headrace.models.loading import load_reward_model
 from headrace.models.packing import PackRow, pack
+from headrace.models.skeleton import reward_model_skeleton
 from headrace.rewards.model_reward import Answered
+from headrace.roles.workers.scoring_rank import ScoringRank
 from headrace.runtime.refs import Ref
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.training.frozen import FrozenRewardModel
+from headrace.training.layouts.ranks import WHOLE, Layout
+from headrace.training.rank_device import rank_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +32,38 @@ class RewardSpec:
     dtype: str
     """That it computes in, as `bfloat16`."""
     device: str
+    layout: Layout = WHOLE
+    """Of ranks that score together."""
+    max_tokens: int = 1
+    """Of a micro-batch of one of several."""
 
 
-class RewardWorker:
+class RewardWorker(ScoringRank):
     """Named, as its lane is, for the stage that it scores for."""
 
     kind: ClassVar[str] = "reward"
-    types: ClassVar[WireTypes] = COLUMN_TYPES.with_types(WireTypes({"answered": Answered, "reward_spec": RewardSpec}))
+    types: ClassVar[WireTypes] = COLUMN_TYPES.with_types(
+        WireTypes({"answered": Answered, "reward_spec": RewardSpec, "layout": Layout})
+    )
 
     def __init__(self, spec: RewardSpec, host: Host) -> None:
         """Loads the model. Raises ConfigError."""
         if host.threads is not None:
             torch.set_num_threads(host.threads)
-        dtype, device = getattr(torch, spec.dtype), torch.device(spec.device)
-        self._model = FrozenRewardModel(load_reward_model(spec.weights, dtype=dtype, device=device))
+        dtype, device = getattr(torch, spec.dtype), rank_device(spec.device, host.rank)
+        found = reward_model_skeleton(spec.weights, device, dtype) if spec.layout.joint else None
+        model, source = found or (load_reward_model(spec.weights, dtype=dtype, device=device), None)
+        self._model = FrozenRewardModel(model, layout=spec.layout, max_tokens=spec.max_tokens, source=source)
+        super().__init__(self._model)
         self._refs = host.refs
 
     def scores(self, samples: Sequence[Answered]) -> list[float]:
-        """See `AnswerScorer.scores`; in one forward pass."""
-        return [float(score) for score in self._model.scores(pack([self._row(sample) for sample in samples]))]
+        """See `AnswerScorer.scores`; in one forward pass. Without samples it is one for the sake of other ranks."""
+        if not samples:
+            self._model.idle()
+            return []
+        scores = self._model.scores(pack([self._row(sample) for sample in samples]))
+        return [float(score) for score in scores] if self._tells else []
 
     def _row(self, sample: Answered) -> PackRow:
         tokens = sample.tokens

@@ -20,7 +20,6 @@ from headrace.models.file_weights import FileWeights
 from headrace.models.loading import load_causal_lm, load_tokenizer, load_value_model
 from headrace.models.skeleton import causal_lm_skeleton, value_model_skeleton
 from headrace.models.values import token_values
-from headrace.roles.workers.rank_device import rank_device
 from headrace.runtime.process.memory_here import MemoryHere
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
@@ -30,6 +29,7 @@ from headrace.training.objective import PolicyObjective, PolicyOutputs, ValueObj
 from headrace.training.optimizer.whole_weights import WholeWeights
 from headrace.training.own_functions import load_pieces
 from headrace.training.rank import TRAINER_TYPES, TrainerRank, policy_task, value_task
+from headrace.training.rank_device import rank_device
 from headrace.training.taking import scored
 from headrace.training.trainer import HFTrainer
 from headrace.weights.in_process import MemoryPublisher

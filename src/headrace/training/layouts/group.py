@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import product
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -87,8 +88,12 @@ class RankGroup:
 
     def merged(self, sums: BatchSums) -> BatchSums:
         """Those of all parts of the data."""
-        told = gathered(dist.group.WORLD, self.layout.size, plain(sums))
+        told = self.told(plain(sums))
         return merged([told[rank] for rank in self.layout.heads])
+
+    def told(self, own: dict[str, Any]) -> list[dict[str, Any]]:
+        """What each rank tells, in their order."""
+        return gathered(dist.group.WORLD, self.layout.size, own)
 
     def total(self, value: float) -> float:
         """The sum of all ranks' values: the same bits in all."""

@@ -10,10 +10,10 @@ from math import prod
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from headrace.models.parallel.stages import Outline
 from headrace.training.layouts.group import RankGroup
+from headrace.training.layouts.sharded_pieces import piece_of
 from headrace.training.optimizer.adamw import FusedAdamW, OptimizerSettings, Trained
 from headrace.training.optimizer.parked import Parking
 from headrace.training.pieces import Piece
@@ -202,15 +202,11 @@ class ShardedWeights:
                 nothing = Piece(torch.empty((0, *outline.shape[1:])), outline.shape, (0,) * len(outline.shape), False)
                 found |= {f"{part}.{name}": nothing for part in _PARTS}
                 continue
-            mesh, placements = parameter.device_mesh, parameter.placements
-            _, begin = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
-            here = zip(mesh.get_coordinate() or (), placements, strict=True)
-            is_first = all(place == 0 for place, placed in here if isinstance(placed, Replicate))
-            is_first = is_first and self._ranks.stage == outline.stages[0]
-            parts = {"master": self._masters[name].detach()}
+            master = piece_of(parameter, self._masters[name].detach(), outline, self._ranks.stage)
+            parts = {"master": master.tensor}
             parts["exp_avg"], parts["exp_avg_sq"] = self._moments[name]
             for part, own in parts.items():
-                found[f"{part}.{name}"] = Piece(own, tuple(parameter.shape), tuple(begin), is_first)
+                found[f"{part}.{name}"] = replace(master, tensor=own)
         return found
 
     def publish(self) -> None:

@@ -1,0 +1,107 @@
+"""Passes over rows that ranks share: who has which, and what came of each, in the rows' order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from headrace.runtime.refs import Ref, RefLost
+from headrace.runtime.workers import WorkerError
+from headrace.training.layouts.ranks import Layout
+from headrace.training.rank_workers import Ranks
+from headrace.training.shares import shares
+
+T = TypeVar("T")
+Parts = Sequence[Sequence[Sequence[int]]]
+"""Of each part of the data its micro-batches, each of the places of its rows."""
+
+
+class SharedPasses:
+    """Each sample is whole, and about as many tokens are each part's."""
+
+    def __init__(self, ranks: Ranks, max_tokens: int) -> None:
+        """`max_tokens`: of a micro-batch of one of several ranks."""
+        self._ranks = ranks
+        self._max_tokens = max_tokens
+
+    @property
+    def _layout(self) -> Layout:
+        return self._ranks.layout
+
+    def parts(self, lengths: Sequence[int]) -> list[list[list[int]]]:
+        """Of rows of these lengths. One rank alone has them all in one micro-batch."""
+        if self._layout.size == 1:
+            return [[[*range(len(lengths))]]]
+        return shares(lengths, self._layout.dp, self._max_tokens)
+
+    async def made(
+        self,
+        method: str,
+        given: Sequence[Sequence[tuple[Any, ...]]],
+        nothing: tuple[Any, ...],
+        what: str,
+        *,
+        left: Callable[[Any], None] = lambda answer: None,
+    ) -> dict[int, list[Any]]:
+        """What each rank answers to the calls of its part of the data, one after another. Where passes are joint, all
+        ranks of a replica make as many: one that has no more is given `nothing`. `left` is called with each answer that
+        came where another rank failed."""
+        found: dict[int, list[Any]] = {rank: [] for rank in range(self._layout.size)}
+        failed = False
+
+        async def each(now: Mapping[int, tuple[Any, ...]]) -> None:
+            nonlocal failed
+            if failed:
+                return
+            try:
+                answers = await self._ranks.each(method, now, what=what)
+            except BaseException:
+                failed = True
+                raise
+            for rank, answer in answers.items():
+                found[rank].append(answer)
+
+        async def of_rank(rank: int) -> None:
+            for arguments in given[rank]:
+                await each({rank: arguments})
+
+        async def of_copy(copy: int) -> None:
+            own = {rank: given[self._layout.place(rank).dp] for rank in self._layout.members(copy)}
+            for number in range(max(map(len, own.values()))):
+                await each({rank: part[number] if number < len(part) else nothing for rank, part in own.items()})
+
+        if self._layout.joint:
+            asked = [of_copy(copy) for copy in range(self._layout.copies)]
+        else:
+            asked = [of_rank(rank) for rank, part in enumerate(given) if part]
+        # Each to its end: what one was given by a pass beside another's failure would be nobody's.
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        if (failure := next((one for one in outcomes if one is not None), None)) is not None:
+            for answer in (answer for answers in found.values() for answer in answers):
+                left(answer)
+            raise failure
+        return found
+
+    def in_order(self, parts: Parts, answers: Mapping[int, Sequence[Sequence[Any]]], rows: int) -> list[Any]:
+        """What came of each row, from the micro-batches of each part's head; nothing where the ranks tell nothing."""
+        found: list[Any] = [None] * rows
+        for dp, part in enumerate(parts):
+            if not part:
+                continue
+            for places, made in zip(part, answers[self._layout.head(dp)][: len(part)], strict=True):
+                if not made:
+                    return []
+                for place, one in zip(places, made, strict=True):
+                    found[place] = one
+        return found
+
+
+async def of_refs(refs: Callable[[], Ref | None], asking: Awaitable[T]) -> T:
+    """What is asked of workers that read columns. `refs`: one of those that may be lost. Raises RefLost."""
+    try:
+        return await asking
+    except WorkerError as error:
+        if error.type != RefLost.__name__ or (lost := refs()) is None:
+            raise
+        raise RefLost(lost) from error
