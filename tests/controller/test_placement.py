@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from headrace.config import ConfigError, TrainConfig
-from headrace.controller.building.processors import threads_of_worker
+from headrace.controller.building.processors import silence_of, threads_of_worker
 from headrace.controller.planning.node_needs import meeting_of, needs_of, together_of
 from headrace.controller.planning.placement import teams_of
 from headrace.controller.planning.placement_view import drawn
+from headrace.runtime.workers import Silence
 
 
 def config(cluster: dict[str, Any], **more: Any) -> TrainConfig:
@@ -140,6 +141,17 @@ def test_new_weights_leave_a_machine_only_where_the_config_says_so() -> None:
     assert meeting_of(config({})) == ("trainer", "engine", "lent", "proximal")
     assert meeting_of(config({}, weights={"host": "10.0.0.7"})) == ()
     assert meeting_of(config({}, weights={"transport": "disk"})) == ()
+
+
+def test_a_worker_s_event_loop_may_stand_for_half_a_minute_unless_told() -> None:
+    assert silence_of(config({})) == Silence(30.0, "runtime.stuck.event_loop_s")
+    given = {"kind": "ray", "stuck": {"event_loop_s": 80, "layer_s": 7}}
+    assert silence_of(config({}, runtime=given)).most_s == 80
+    made = config({}, runtime={**given, "stall_timeout_s": 60}, rollout={"episode_timeout_s": 50})
+    assert silence_of(made).reason(20.6) == (
+        "its event loop has not turned for 21 s, of which 20 are allowed (runtime.stall_timeout_s / 3)"
+    )
+    assert made.runtime.stuck.limits == {"layer": 7}
 
 
 def test_ranks_of_one_model_are_on_several_machines_only_where_the_config_says_how() -> None:

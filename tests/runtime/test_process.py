@@ -34,7 +34,7 @@ from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.refs import RefLost
 from headrace.runtime.wire.wire_format import pack
 from headrace.runtime.wire.wire_types import WireTypes
-from headrace.runtime.workers import Placement, WorkerError, WorkerLost, Workers
+from headrace.runtime.workers import Placement, Silence, WorkerError, WorkerLost, Workers
 
 PACKAGES = ["headrace", "runtime_worker_kinds"]
 SUM = float(np.arange(100_000, dtype=np.float32).sum())
@@ -240,12 +240,13 @@ def test_a_stopped_worker_is_named_by_the_deadline_and_ended(monkeypatch: pytest
 @pytest.mark.parametrize("method", ["stop_self", "block_loop"])
 def test_a_worker_whose_loop_does_not_turn_is_ended(method: str) -> None:
     async def main() -> None:
-        where = Placement(process=True, deadline_s=60, start_s=20, silence_s=1.0)
+        where = Placement(process=True, deadline_s=60, start_s=20, silence=Silence(1.0, "a.key"))
         async with probes(1, where) as (_, workers):
             await asyncio.sleep(1.5)
             assert not workers.lost, "one that does nothing is not silent"
             began = time.monotonic()
-            with pytest.raises(WorkerLost, match=r"probe/0 is lost: its event loop has not turned for [12] s"):
+            words = r"probe/0 is lost: its event loop has not turned for [12] s, of which 1 are allowed \(a\.key\)"
+            with pytest.raises(WorkerLost, match=words):
                 await workers.call(method, *([60.0] if method == "block_loop" else []), what="it")
             assert time.monotonic() - began < 5
 

@@ -26,6 +26,8 @@ class WorkerError(HeadraceError, RuntimeError):
     def __init__(self, rank: int, type: str, text: str, *, worker: str = "", trace: str = "") -> None:
         super().__init__(f"{worker or f'worker {rank}'}: {type}: {text}")
         self.rank = rank
+        self.worker = worker
+        """Its name, as rollout/0; may be empty."""
         self.type = type
         """The name of the error's class."""
         self.text = text
@@ -63,6 +65,19 @@ DEADLINE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
+class Silence:
+    """How long the event loop of a worker's process may stand: a process whose loop does so longer is ended."""
+
+    most_s: float = 30.0
+    key: str = ""
+    """Of the config, that says so."""
+
+    def reason(self, silent_s: float) -> str:
+        allowed = f" ({self.key})" if self.key else ""
+        return f"its event loop has not turned for {silent_s:.0f} s, of which {self.most_s:g} are allowed{allowed}"
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """Where workers are, and what is expected of them."""
 
@@ -74,8 +89,8 @@ class Placement:
     """Of calls that are given none."""
     start_s: float = 300.0
     """In which a worker has to be made."""
-    silence_s: float = 60.0
-    """A worker process whose event loop does not turn for so long is ended."""
+    silence: Silence = Silence()
+    """Of a worker that has a process of its own."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """See `Progress`; of what works in a process of its own. One that is stuck is ended."""
     beside: Callable[[int], str] | None = None

@@ -11,7 +11,7 @@ import torch
 
 from headrace.config import ConfigError, EngineConfig, TrainConfig
 from headrace.config.model import EngineSection
-from headrace.controller.building.processors import silence_s, threads_of_worker
+from headrace.controller.building.processors import silence_of, threads_of_worker
 from headrace.controller.building.server_specs import server_spec
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.memory_estimate import cache_of
@@ -139,7 +139,7 @@ def _where(config: TrainConfig, kind: str = "engine") -> Placement:
         threads=threads_of_worker(config, kind) if process else None,
         deadline_s=config.runtime.stall_timeout_s,
         start_s=_START_S,
-        silence_s=silence_s(config),
+        silence=silence_of(config),
         limits=config.runtime.stuck.limits,
     )
 

@@ -9,7 +9,7 @@ from headrace.roles.columns.functions_worker import InWorker
 from headrace.roles.context import RoleContext
 from headrace.roles.workers.functions import FunctionsSpec, FunctionsWorker
 from headrace.runtime.protocol import Runtime
-from headrace.runtime.workers import Placement, WorkerError, Workers
+from headrace.runtime.workers import Placement, Silence, WorkerError, Workers
 
 _THREADS = 1
 """As a lane of this process has, so that the same sums come out."""
@@ -29,7 +29,7 @@ async def start_functions(
         threads=_THREADS if process else None,
         deadline_s=config.runtime.stall_timeout_s,
         start_s=_START_S,
-        silence_s=config.runtime.stall_timeout_s,
+        silence=Silence(config.runtime.stall_timeout_s, "runtime.stall_timeout_s"),
     )
     try:
         return await runtime.start(kind, [FunctionsSpec(config, _advantages_read(plan))], where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from headrace.config import ConfigError, TrainConfig
-from headrace.controller.building.processors import silence_s, threads_of_worker
+from headrace.controller.building.processors import silence_of, threads_of_worker
 from headrace.roles.model_return import ModelReturn
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.workers import Placement, Worker, WorkerError, Workers
@@ -38,7 +38,7 @@ async def started(kind: type[W], spec: object, runtime: Runtime, config: TrainCo
         process=process,
         threads=threads_of_worker(config, kind.kind) if process else None,
         deadline_s=config.runtime.stall_timeout_s,
-        silence_s=silence_s(config),
+        silence=silence_of(config),
         limits=config.runtime.stuck.limits,
     )
     return await made(kind, spec, runtime, where, count)

@@ -7,8 +7,7 @@ from headrace.config.places import layouts_of
 from headrace.controller.building.threads import available_threads
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.placement import cpus_of
-
-_SILENCE_S = 60.0
+from headrace.runtime.workers import Silence
 
 
 def process_count(config: TrainConfig) -> int:
@@ -35,7 +34,8 @@ def own_threads(config: TrainConfig) -> int:
     return total if each == total else max(total - each * process_count(config), 1)
 
 
-def silence_s(config: TrainConfig) -> float:
+def silence_of(config: TrainConfig) -> Silence:
     """In which the event loop of a worker process has to turn: what ends it has to be known before the run is given
     up."""
-    return min(_SILENCE_S, config.runtime.stall_timeout_s / 3)
+    own, third = config.runtime.stuck.event_loop_s, config.runtime.stall_timeout_s / 3
+    return Silence(own, "runtime.stuck.event_loop_s") if own <= third else Silence(third, "runtime.stall_timeout_s / 3")

@@ -22,7 +22,7 @@ from headrace.roles.rollout_workers import RolloutWorkers
 from headrace.roles.workers.rollout import RolloutWorker
 from headrace.roles.workers.rollout_types import ModelSpec, RolloutSpec
 from headrace.runtime.protocol import Clock, Runtime, WaitTimeout
-from headrace.runtime.workers import Handle, Placement, WorkerError, WorkerLost
+from headrace.runtime.workers import Handle, Placement, Silence, WorkerError, WorkerLost
 from headrace.store import RunStore
 from headrace.store.partials import PARTIALS_NAME
 from headrace.weights.version import Lineage
@@ -84,7 +84,8 @@ async def start_rollout_workers(
         min_samples=least_samples(plan),
         keeps_failed=config.record.samples_per_batch != 0,
     )
-    where = Placement(process=True, threads=_THREADS, start_s=_START_S, silence_s=config.rollout.block_timeout_s)
+    silence = Silence(config.rollout.block_timeout_s, "rollout.block_timeout_s")
+    where = Placement(process=True, threads=_THREADS, start_s=_START_S, silence=silence)
     return await begun(RolloutWorker, [spec] * count, where, runtime, store, rewards)
 
 
@@ -103,7 +104,9 @@ async def begun(
         seats = RolloutSeats(group, len(specs), runtime, store.journal, losses)
         await seats.begin()
     except WorkerError as error:
-        raise (ConfigError(error.text) if error.type == ConfigError.__name__ else error) from error
+        if error.type == ConfigError.__name__:
+            raise ConfigError(f"{error.text}; so {error.worker or 'a rollout worker'} finds") from error
+        raise
     workers = RolloutWorkers(seats, runtime, store, refs, losses, times=rewards.training.times)
     return RolloutHands(workers, seats, refs, losses, specs[0])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.values.hosts import is_loopback
-from headrace.controller.building.processors import silence_s
+from headrace.controller.building.processors import silence_of
 from headrace.controller.building.relay_seats import RelaySeats
 from headrace.engines.pool import EnginePool, Hires, Seat
 from headrace.engines.protocol import Engine
@@ -84,7 +84,7 @@ def _where(config: TrainConfig, seats: RelaySeats) -> Placement:
         process=True,
         threads=1,
         deadline_s=config.runtime.stall_timeout_s,
-        silence_s=silence_s(config),
+        silence=silence_of(config),
         limits=config.runtime.stuck.limits,
         beside=seats.beside,
     )

@@ -86,8 +86,8 @@ class RemoteWorker(MemberApart):
                 is_heard = link.heard > heard or not heard or link.is_cut  # a loop that ends turns no more
                 silent_s = 0.0 if is_heard else silent_s + min(now - before, 2 * _LOOK_S)
                 heard = link.heard
-                if silent_s > self._where.silence_s:
-                    self.lose(f"its event loop has not turned for {silent_s:.0f} s")
+                if silent_s > self._where.silence.most_s:
+                    self.lose(self._where.silence.reason(silent_s))
         finally:
             ended.cancel()
         if link is self._link:

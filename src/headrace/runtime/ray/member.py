@@ -92,8 +92,8 @@ class RayWorker(MemberApart):
                 # Time in which the loop here did not turn says nothing about the other.
                 before, now = now, clock.now()
                 silent_s += min(now - before, 2 * _BEAT_S)
-                if silent_s > self._where.silence_s and not beat.done():
-                    self.lose(f"its event loop has not turned for {silent_s:.0f} s")
+                if silent_s > self._where.silence.most_s and not beat.done():
+                    self.lose(self._where.silence.reason(silent_s))
                     break
             beat.cancel()
             with contextlib.suppress(WorkerLost, asyncio.CancelledError):
