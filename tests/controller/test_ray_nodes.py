@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -95,15 +96,21 @@ def test_a_node_that_does_not_see_what_its_workers_need_is_refused(tmp_path: Pat
     code.mkdir()
     config = job_config(tmp_path, 1, reward__function=f"{code}/reward.py:score")
     shutil.copy(tmp_path / "job" / "reward.py", code)
+    shutil.copy(tmp_path / "job" / "reward.py", code / "own_reward.py")
     hide = f'mount -t tmpfs -o size=1g none /dev/shm && mount -t tmpfs none "{code}" && exec "$@"'
     places = ["engine={devices: 1}", "rollout={devices: 1}", "rollout={devices: 2}"]
     with nodes(tmp_path) as there, there.node("unshare", "-rm", "sh", "-c", hide, "sh", slot=1) as far:
         shm = ["weights.transport=shm"]
         overrides = [json.dumps(joined(there, f"cluster.place.{place}", *shm)) for place in places]
+        by_name = joined(there, f"cluster.place.{places[1]}", "reward.function=own_reward:score")
+        overrides.append(json.dumps(by_name))
         line = [sys.executable, str(_DRAWN), str(config), "1", *overrides]
         wrong = {**there.environment, "RAY_AUTH_TOKEN": "0" * 64}
-        stranger = subprocess.Popen([*line[:-2]], stdout=subprocess.PIPE, text=True, env=wrong)  # for 20 s
-        told = subprocess.run(line, capture_output=True, text=True, timeout=_WAIT_S, check=True).stdout.splitlines()
+        stranger = subprocess.Popen([*line[:-3]], stdout=subprocess.PIPE, text=True, env=wrong)  # for 20 s
+        knows = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path[1:], str(code)])}
+        told = subprocess.run(
+            line, capture_output=True, text=True, timeout=_WAIT_S, check=True, env=knows
+        ).stdout.splitlines()
         mixed = joined(there, "cluster.place.trainer={devices: 1}", SPREAD, "engine.replicas=2", "trainer.batches=8")
         run = headrace(["train", str(own_reward(tmp_path)), "--dir", str(tmp_path / "run"), "--plain", *mixed])
         assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
@@ -115,12 +122,13 @@ def test_a_node_that_does_not_see_what_its_workers_need_is_refused(tmp_path: Pat
     (refused,) = json.loads(stranger.communicate(timeout=_WAIT_S)[0])
     assert refused.startswith(f"no Ray cluster lets this run in at {there.address}: ")
     assert refused.endswith("give its token by RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH")
-    (engine,), (plays,), (short,) = map(json.loads, told)
+    (engine,), (plays,), (short,), (named,) = map(json.loads, told)
     assert (
         "(weights.transport shm: the memory of the machine where the command is), which engine/0 there need; " in engine
     )
     assert "it is another machine, which weights in shared memory do not reach: place trainer and engine on" in engine
     assert f"has no {code}/reward.py (reward.function), which rollout/0 there need; put it on a file system" in plays
+    assert "finds no module own_reward (reward.function), which rollout/0 there need; install it there, or put" in named
     assert short.startswith("no node has room for rollout/0, which ask for 2 slot and 1 CPU (2 devices of one node)")
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from headrace.runtime.node_check import (
+    Asked,
     NeededFile,
+    NeededModule,
     Needs,
     NodeUnfit,
     Seen,
@@ -23,7 +25,7 @@ from headrace.runtime.node_check import (
 def test_a_node_that_has_all_is_fit(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("one")
     needed = NeededFile.of(tmp_path / "code.py", "reward.function", "share it")
-    require("n", Seen.parse(look([needed.path]).text()), Needs((needed,)), ["rollout/0"])
+    require("n", Seen.parse(look(Asked([needed.path])).text()), Needs((needed,)), ["rollout/0"])
 
 
 @pytest.mark.parametrize(("there", "how"), [(None, "has no"), ("another", "has another")])
@@ -34,7 +36,7 @@ def test_a_file_that_only_the_driver_s_disk_has_is_told(tmp_path: Path, there: s
     path.unlink()
     if there is not None:
         path.write_text(there)
-    seen = replace(look([needed.path]), host="far")
+    seen = replace(look(Asked([needed.path])), host="far")
     with pytest.raises(NodeUnfit) as unfit:
         require("10.0.0.7 (ab)", seen, Needs((needed,)), ["rollout/0", "rollout/1"])
     assert str(unfit.value) == (
@@ -45,7 +47,7 @@ def test_a_file_that_only_the_driver_s_disk_has_is_told(tmp_path: Path, there: s
 
 @pytest.mark.parametrize("name", ["Headrace", "Python", "torch"])
 def test_another_version_is_told(name: str) -> None:
-    seen = replace(look([]), host="far", versions={**versions(), name: "0.0"})
+    seen = replace(look(Asked()), host="far", versions={**versions(), name: "0.0"})
     with pytest.raises(NodeUnfit, match=rf"the node n on far has {name} 0\.0, and the controller .+; install the same"):
         require("n", seen, Needs(), [])
 
@@ -62,3 +64,21 @@ def test_those_who_meet_on_loopback_are_where_the_trainer_is() -> None:
         require_met({"engine/0": "x", "engine/1": "y"}, "x")
     with pytest.raises(NodeUnfit):
         require_met({"engine/0": ""}, "")  # nobody knows
+
+
+def test_a_module_that_only_the_driver_s_disk_has_is_told(tmp_path: Path) -> None:
+    """By name, without importing it or the package that it is in."""
+    (tmp_path / "own_rewards").mkdir()
+    for name in ("__init__", "score"):
+        (tmp_path / "own_rewards" / f"{name}.py").write_text("raise SystemExit")
+    names = ["own_rewards.score", "own_rewards.nothing", "json.decoder", "not_there"]
+    assert look(Asked(modules=names, search=[str(tmp_path)])).modules == ["own_rewards.score", "json.decoder"]
+    needs = Needs(modules=(NeededModule("own_rewards.score", "reward.function", "install it there"),))
+    require("n", look(Asked(modules=names, search=[str(tmp_path)])), needs, ["rollout/0"])
+    asked = Asked.parse(Asked(modules=names).text())
+    with pytest.raises(NodeUnfit) as unfit:
+        require("10.0.0.7 (ab)", replace(Seen.parse(look(asked).text()), host="far"), needs, ["rollout/0", "rollout/1"])
+    assert str(unfit.value) == (
+        "the node 10.0.0.7 (ab) on far finds no module own_rewards.score (reward.function), which rollout/0, rollout/1 "
+        "there need; install it there"
+    )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from headrace import __version__
 from headrace.errors import HeadraceError
+from headrace.runtime.module_search import found_modules
 
 _NONE = "none"
 
@@ -37,8 +38,38 @@ class NeededFile:
 
 
 @dataclass(frozen=True, slots=True)
+class NeededModule:
+    name: str
+    """As it is imported."""
+    what: str
+    """For whom, as `reward.function`."""
+    mend: str
+
+
+@dataclass(frozen=True, slots=True)
 class Needs:
     files: tuple[NeededFile, ...] = ()
+    modules: tuple[NeededModule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is looked for on one node."""
+
+    paths: Sequence[str] = ()
+    """Of files."""
+    modules: Sequence[str] = ()
+    """By name."""
+    search: Sequence[str] = ()
+    """Where workers there look for modules, beside where the node itself does."""
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, text: str) -> Asked:
+        told = json.loads(text)
+        return cls(**{field.name: told[field.name] for field in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +83,8 @@ class Seen:
     """Of Headrace, Python and torch."""
     digests: Mapping[str, str]
     """Of each file that was asked for, by path; those that are there."""
+    modules: Sequence[str] = ()
+    """Of those that were asked for, those that can be imported."""
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -62,15 +95,15 @@ class Seen:
         return cls(**{field.name: told[field.name] for field in fields(cls)})
 
 
-def look(paths: Sequence[str]) -> Seen:
+def look(asked: Asked) -> Seen:
     """Of the machine where this is called. Blocking."""
     found = {}
-    for path in paths:
+    for path in asked.paths:
         try:
             found[path] = _digest(Path(path))
         except OSError:
             continue
-    return Seen(platform.node(), loopback_here(), versions(), found)
+    return Seen(platform.node(), loopback_here(), versions(), found, found_modules(asked.modules, asked.search))
 
 
 def versions() -> Mapping[str, str]:
@@ -103,6 +136,12 @@ def require(node: str, seen: Seen, needs: Needs, workers: Sequence[str]) -> None
             f"the node {node} on {seen.host} {how} {each.path} ({each.what}), which {', '.join(workers)} there need; "
             f"{each.mend}"
         )
+    for module in needs.modules:
+        if module.name not in seen.modules:
+            raise NodeUnfit(
+                f"the node {node} on {seen.host} finds no module {module.name} ({module.what}), which "
+                f"{', '.join(workers)} there need; {module.mend}"
+            )
 
 
 def require_together(machines: Mapping[str, str]) -> None:

@@ -11,8 +11,9 @@ from headrace.config.places import layouts_of
 from headrace.config.values.hosts import is_loopback
 from headrace.config.values.name_or_function import is_own
 from headrace.config.values.paths import path_of
+from headrace.controller.planning.function_files import files_of, modules_of
 from headrace.controller.planning.given_inputs import texts_of
-from headrace.runtime.node_check import NeededFile, Needs
+from headrace.runtime.node_check import NeededFile, NeededModule, Needs
 
 _CALL = ("rollout", "functions", "trainer", "critic")
 """Whose workers call functions of the user's."""
@@ -26,13 +27,18 @@ _TRAINED = ("trainer", "critic")
 """Kinds whose ranks tell each other gradients, also where each has all of the model."""
 _MODEL = "config.json"
 
+_IMPORTABLE = (
+    "install it there, or put it on a file system that all nodes share, in the folder of the command or in one of "
+    "PYTHONPATH, or name its file: path.py:name"
+)
 _SHARED = "put it on a file system that all nodes share, or copy it to the same path there"
 
 
 def needs_of(config: TrainConfig, folder: Path | None, memory: Path | None) -> Mapping[str, Needs]:
     """By kind. `folder`: a file of the run's folder, and `memory` one in this machine's memory, each of this run alone:
     who sees it sees what is beside it. Without one of the two nothing is asked of it."""
-    functions, models = [*_functions(config)], [*_models(config)]
+    functions, modules = _functions(config)
+    models = [*_models(config)]
     made: dict[str, Needs] = {}
     for role in ROLES:
         files = [*(functions if role in _CALL else []), *models]
@@ -49,7 +55,7 @@ def needs_of(config: TrainConfig, folder: Path | None, memory: Path | None) -> M
                     "or use weights.transport: disk with the run's folder on a file system that all nodes share",
                 )
             )
-        made[role] = Needs(tuple(files))
+        made[role] = Needs(tuple(files), tuple(modules if role in _CALL else ()))
     return made
 
 
@@ -67,14 +73,22 @@ def together_of(config: TrainConfig) -> tuple[str, ...]:
     return tuple(kind for kind, layout in layouts_of(config).items() if kind in _TRAINED or layout.stage)
 
 
-def _functions(config: TrainConfig) -> Iterator[NeededFile]:
+def _functions(config: TrainConfig) -> tuple[list[NeededFile], list[NeededModule]]:
+    """What those of the user's are imported from."""
     told: dict[str, str] = {}
     for key, text in texts_of(config.model_dump(mode="json", by_alias=True)):
         if is_own(text):
             told.setdefault(text.rpartition(":")[0], key)
+    files: list[NeededFile] = []
+    modules: list[NeededModule] = []
     for name, key in told.items():
         if (path := path_of(name)).is_file():
-            yield NeededFile.of(path.absolute(), key, _SHARED)
+            for number, file in enumerate(files_of(path.absolute())):
+                files.append(NeededFile.of(file, f"{key} imports it" if number else key, _SHARED))
+        elif all(part.isidentifier() for part in name.split(".")):
+            for number, module in enumerate(modules_of(name)):
+                modules.append(NeededModule(module, f"{key}, {name}, imports it" if number else key, _IMPORTABLE))
+    return files, modules
 
 
 def _models(config: TrainConfig) -> Iterator[NeededFile]:

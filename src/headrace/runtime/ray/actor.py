@@ -8,11 +8,13 @@ loop, as those of any worker process.
 from __future__ import annotations
 
 import asyncio
+import platform
 import sys
 from collections import deque
 from collections.abc import Awaitable
 from typing import Any
 
+from headrace.errors import HeadraceError
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.local.awaited import WINDOW
 from headrace.runtime.local.host import WorkerHost
@@ -55,7 +57,11 @@ class Actor:
             boot = self._boot
             require_versions(boot)
             spec = opened(box, self._types, f"the spec of {boot.name}")
-            self._service = await Service.make(self._kind, spec, self._host, boot.name, boot.rank, self._runtime)
+            try:
+                self._service = await Service.make(self._kind, spec, self._host, boot.name, boot.rank, self._runtime)
+            except HeadraceError as error:
+                raised, host = as_worker_error(error, boot.name, boot.rank), platform.node()
+                raise WorkerError(boot.rank, raised.type, f"{raised.text} (on {host})", worker=boot.name) from error
 
         return await self._told(number, made(), f"the spec of {self._boot.name}")
 

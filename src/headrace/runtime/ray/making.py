@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 import ray
 
+from headrace.runtime.module_search import search_paths
 from headrace.runtime.node_check import versions
 from headrace.runtime.process.origin import Origin
 from headrace.runtime.ray.boot import ActorBoot
@@ -42,7 +42,7 @@ def boot_of(
         namespace=namespace,
         folder=folder,
         log=None if origin.log is None else str(origin.log),
-        paths=[path for path in sys.path if path],
+        paths=search_paths(),
         devices=os.environ.get(_DEVICES),
         has_devices="num_gpus" in options,
         versions=dict(versions()),

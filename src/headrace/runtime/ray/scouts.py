@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,9 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from headrace.runtime.module_search import search_paths
 from headrace.runtime.node_check import (
+    Asked,
     NeededFile,
     Needs,
     NodeUnfit,
@@ -32,9 +33,9 @@ _LOOK_S = 120.0
 class Scout:
     """An actor."""
 
-    def look(self, paths: str) -> str:
-        """`paths`, and what is seen: JSON."""
-        return look(json.loads(paths)).text()
+    def look(self, asked: str) -> str:
+        """`Asked`, and `Seen`: JSON."""
+        return look(Asked.parse(asked)).text()
 
 
 class Inspection:
@@ -78,11 +79,11 @@ class Inspection:
                 )
             kinds = dict.fromkeys(kind_of(worker) for worker in there)
             if any((node, kind) not in self._done for kind in kinds):
-                files = [file for kind in kinds for file in self._needs.get(kind, Needs()).files]
-                files += [self._memory] if self._near else []
-                asked[node] = Needs(tuple(dict.fromkeys(files)))
-        paths = {node: [*(file.path for file in needs.files), self._memory.path] for node, needs in asked.items()}
-        found = seen(paths, names)
+                of_kinds = [self._needs.get(kind, Needs()) for kind in kinds]
+                files = [file for needs in of_kinds for file in needs.files] + [self._memory] * self._near
+                modules = [module for needs in of_kinds for module in needs.modules]
+                asked[node] = Needs(tuple(dict.fromkeys(files)), tuple(dict.fromkeys(modules)))
+        found = seen({node: self._asked(needs) for node, needs in asked.items()}, names)
         memory = self._memory
         self.all_near &= all(each.digests.get(memory.path) == memory.digest for each in found.values())
         for node, needs in asked.items():
@@ -100,17 +101,21 @@ class Inspection:
             require_met(meeting, self._home)
         return machines
 
+    def _asked(self, needs: Needs) -> Asked:
+        paths = [*(file.path for file in needs.files), self._memory.path]
+        return Asked(paths, [module.name for module in needs.modules], search_paths())
 
-def seen(paths: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> Mapping[str, Seen]:
-    """What is on each node. `paths`: of files, by the node's id; `names` for people. Blocking. Raises NodeUnfit."""
+
+def seen(asked: Mapping[str, Asked], names: Mapping[str, str]) -> Mapping[str, Seen]:
+    """What is on each node, by its id; `names` for people. Blocking. Raises NodeUnfit."""
     scouts: dict[str, Any] = {}
-    for node in paths:
+    for node in asked:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         scouts[node] = ray.remote(Scout).options(num_cpus=0, scheduling_strategy=there, max_restarts=0).remote()
-    asked = {node: scout.look.remote(json.dumps([*paths[node]])) for node, scout in scouts.items()}
+    answers = {node: scout.look.remote(asked[node].text()) for node, scout in scouts.items()}
     found = {}
     try:
-        for node, answer in asked.items():
+        for node, answer in answers.items():
             try:
                 found[node] = Seen.parse(ray.get(answer, timeout=_LOOK_S))
             except RayError as error:
