@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,3 +136,75 @@ def test_the_same_is_always_placed_alike(
             return str(none)
 
     assert told() == told()
+
+
+def test_what_is_together_is_placed_by_what_it_needs_together() -> None:
+    trainer, critic = team("trainer", 2, 1), team("critic", 3, 1)
+    found = where(placed([trainer, critic], [node("a", 3, here=True), B], together=("trainer", "critic")))
+    assert {worker: there for worker, (there, _) in found.items()} == {
+        **{f"critic/{number}": "a" for number in range(3)},
+        **{f"trainer/{number}": "b" for number in range(2)},
+    }
+
+
+def test_another_place_is_tried_where_the_best_leaves_no_room_for_the_rest() -> None:
+    """The engine, of two devices, would go to a, where the processors are that the trainer needs."""
+    there = [node("a", 3, 8, here=True), node("b", 2, 4)]
+    found = where(placed([team("engine", 1, 2, 4), team("trainer", 1, 1, 8)], there))
+    assert {worker: each for worker, (each, _) in found.items()} == {"engine/0": "b", "trainer/0": "a"}
+
+
+def test_ranks_that_have_room_on_several_nodes_alone_are_there() -> None:
+    """They may be one machine."""
+    found = where(placed([team("trainer", 4, 1)], [A, B], together=("trainer",)))
+    assert sorted(there for there, _ in found.values()) == ["a", "a", "b", "b"]
+
+
+_FEW = st.lists(
+    st.tuples(st.integers(1, 2), st.sampled_from([0.0, 0.3, 0.5, 0.7, 1.0, 2.0]), st.sampled_from([1.0, 2.0, 3.0]),
+              st.booleans()),
+    min_size=1, max_size=3,
+)  # fmt: skip
+
+
+@given(_FEW, st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=3))
+def test_whatever_has_room_is_placed(
+    wanted: list[tuple[int, float, float, bool]], there: list[tuple[int, int]]
+) -> None:
+    teams = [team(f"r{n}", count, devices, cpus) for n, (count, devices, cpus, _) in enumerate(wanted)]
+    together = [f"r{n}" for n, (*_, joint) in enumerate(wanted) if joint]
+    nodes = [node(str(number), devices, cpus) for number, (devices, cpus) in enumerate(there)]
+    bundles = [(each, f"r{n}") for n, one in enumerate(teams) for each in one.bundles]
+    free = [(float(cpus), (1.0,) * devices) for devices, cpus in there]
+    if has_room(bundles, free, {}, together):
+        found = where(placed(teams, nodes, together=together))
+        for role in together:
+            assert len({each for worker, (each, _) in found.items() if worker.startswith(role)}) == 1
+    elif has_room(bundles, free, {}, []):
+        placed(teams, nodes, together=together)
+    else:
+        with pytest.raises(NoRoom):
+            placed(teams, nodes, together=together)
+
+
+def has_room(
+    bundles: list[tuple[Bundle, str]],
+    free: list[tuple[float, tuple[float, ...]]],
+    homes: dict[str, int],
+    together: list[str],
+) -> bool:
+    """Every place of every bundle, one after another."""
+    if not bundles:
+        return True
+    (bundle, role), *rest = bundles
+    part, count = min(bundle.devices, 1.0), max(1, int(bundle.devices)) if bundle.devices else 0
+    for number, (cpus, devices) in enumerate(free):
+        if cpus < bundle.cpus or (role in together and homes.get(role, number) != number):
+            continue
+        for chosen in combinations(range(len(devices)), count):
+            if all(devices[each] + 1e-6 >= part for each in chosen):
+                left = tuple(each - part * (place in chosen) for place, each in enumerate(devices))
+                after = [*free[:number], (cpus - bundle.cpus, left), *free[number + 1 :]]
+                if has_room(rest, after, {**homes, role: number}, together):
+                    return True
+    return False

@@ -60,10 +60,10 @@ def address() -> str:
 
 
 def test_more_than_the_cluster_has_is_refused_before_any_is_made() -> None:
-    from headrace.runtime.ray.joining import ClusterError
+    from headrace.runtime.ray.joining import ClusterRefusal
 
     async def main(runtime: InlineRuntime) -> None:
-        with pytest.raises(ClusterError, match=r"no node has room for probe/0, which ask for 1 slot and 0\.1 CPU"):
+        with pytest.raises(ClusterRefusal, match=r"no node has room for probe/0, which ask for 1 slot and 0\.1 CPU"):
             await runtime.start(Probe, [Spec("a")], _WHERE)
 
     run(main, probes(1, 1))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace.runtime.node_check import NodeUnfit, look
+from headrace.cli.main import main
+from headrace.runtime.node_check import Asked, NodeUnfit, look
 from headrace.runtime.placing import Bundle, Node, NoRoom, Seat, Team, Teams, kind_of
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 
@@ -235,7 +236,9 @@ def test_a_node_that_goes_while_it_is_chosen_is_unfit(
     (tmp_path / "memory").write_text("m")
     inspection = scouts.Inspection({}, ("trainer",), tmp_path / "memory")
     monkeypatch.setattr(reservations, "_require", inspection.require)
-    monkeypatch.setattr(scouts, "seen", lambda paths, names: {node: replace(look(()), loopback="C") for node in paths})
+    monkeypatch.setattr(
+        scouts, "seen", lambda paths, names: {node: replace(look(Asked()), loopback="C") for node in paths}
+    )
     monkeypatch.setattr(scouts, "nodes", SimpleNamespace(here=lambda: "own", living=lambda: {"own": "own", "c": "c"}))
     with pytest.raises(NodeUnfit, match="the node b does not answer, and is to have engine/0, engine/1; look whether"):
         inspection.require({"b": ["engine/0", "engine/1"]})
@@ -254,7 +257,9 @@ def test_nodes_are_looked_at_for_those_that_are_to_be_there_now(
 
     (tmp_path / "memory").write_text("m")
     living = {node: node for node in ("own", "a", "b", "c")}
-    monkeypatch.setattr(scouts, "seen", lambda paths, names: {node: replace(look(()), loopback=node) for node in paths})
+    monkeypatch.setattr(
+        scouts, "seen", lambda paths, names: {node: replace(look(Asked()), loopback=node) for node in paths}
+    )
     monkeypatch.setattr(scouts, "nodes", SimpleNamespace(here=lambda: "own", living=lambda: living))
     inspection = scouts.Inspection({}, ("trainer", "critic"), tmp_path / "memory")
     assert inspection.require({"a": ["trainer/0", "trainer/1"], "b": ["critic/0"]}) == {"a": "a", "b": "b"}
@@ -271,7 +276,7 @@ def test_those_who_take_weights_stay_where_the_trainer_is_unless_weights_may_lea
     (tmp_path / "memory").write_text("m")
     living = {node: node for node in ("own", "a1", "a2", "b")}
     monkeypatch.setattr(
-        scouts, "seen", lambda paths, names: {node: replace(look(()), loopback=node[0]) for node in paths}
+        scouts, "seen", lambda paths, names: {node: replace(look(Asked()), loopback=node[0]) for node in paths}
     )
     monkeypatch.setattr(scouts, "nodes", SimpleNamespace(here=lambda: "own", living=lambda: living))
 
@@ -304,3 +309,25 @@ def test_who_is_to_be_beside_a_worker_follows_it(reserved: Reserve, monkeypatch:
         assert reservations.beside("engine/0") == "b"
 
     run_virtually(main)
+
+
+def test_that_a_cluster_has_no_room_is_bad_input_and_that_none_answers_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from headrace.runtime.ray import joining
+
+    class Closed(joining.Inspection):
+        def __init__(self) -> None:
+            self.together = ()
+
+    def looked(address: str) -> int:
+        joining.looked_at(address, Teams((ranks(2, cpus=5),)), Closed())
+        return 0
+
+    monkeypatch.setattr(joining, "nodes", Cluster({"a": "A"}))
+    monkeypatch.setattr(joining.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr("headrace.cli.check.run", lambda args: looked("there"))
+    assert main(["check", "a.yaml"]) == 2
+    monkeypatch.setattr(joining.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr("headrace.cli.check.run", lambda args: looked("127.0.0.1:1"))
+    assert main(["check", "a.yaml"]) == 1

@@ -77,8 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _BAD_INPUT if type(error).__name__ in _REFUSALS else _FAILED
 
 
-_REFUSALS = ("RunInUse", "RunMissing", "RunExists", "ConfigMismatch")
-"""Errors of the store that say no to the command, rather than that something broke."""
+_REFUSALS = ("RunInUse", "RunMissing", "RunExists", "ConfigMismatch", "ClusterRefusal")
+"""Errors that say no to the command, rather than that something broke."""
 
 
 def _parser() -> argparse.ArgumentParser:

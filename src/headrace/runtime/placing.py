@@ -5,13 +5,15 @@ A bundle is what is on one node together: one worker, or the colocated ones of s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.errors import HeadraceError
 
 _GRAIN = 1e-4
 """Ray counts no finer."""
+_MOST_STEPS = 20_000
+"""In which places are looked for: a second or so."""
 
 
 class NoRoom(HeadraceError, RuntimeError):
@@ -112,22 +114,21 @@ class Placed:
     """Which of the node's."""
 
 
-def placed(teams: Sequence[Team], nodes: Sequence[Node], device: str = "GPU") -> list[Placed]:
-    """Each bundle with its node. The team with the largest bundle is first: by devices, then by processors; of equal
-    ones the first. `device`: what they are called. Raises NoRoom."""
-    left = {node.id: _Left(node) for node in nodes}
-    found: list[Placed] = []
-    by_size = sorted(teams, key=lambda team: max((each.devices, each.cpus) for each in team.bundles), reverse=True)
-    for team in by_size:
-        of_team: dict[str, int] = {}
-        for bundle in team.bundles:
-            fits = [each for each in left.values() if each.fits(bundle)]
-            if not fits:
-                raise NoRoom(_shortage(bundle, teams, nodes, [*left.values()], device))
-            chosen = min(fits, key=lambda each: _rank(each, of_team, team, left))
-            of_team[chosen.node.id] = of_team.get(chosen.node.id, 0) + 1
-            found.append(Placed(bundle, chosen.node.id, chosen.take(bundle)))
-    return found
+def placed(
+    teams: Sequence[Team], nodes: Sequence[Node], device: str = "GPU", together: Collection[str] = ()
+) -> list[Placed]:
+    """Each bundle with its node. The team that needs most on one node is first: devices, then processors; of equal ones
+    the first. `device`: what they are called. `together`: kinds of workers of which a team that is packed has all on
+    one node, if that can be; it may be on several, which are one machine, if not. Where those that came first leave no
+    room, others are tried. Raises NoRoom."""
+    joint = [_joint(team, together) for team in teams]
+    numbers = sorted(range(len(teams)), key=lambda number: _need(teams[number], joint[number]), reverse=True)
+    wanted = [_Wanted(bundle, teams[n], n, bundle in joint[n]) for n in numbers for bundle in teams[n].bundles]
+    for on_one in (True, False) if any(each.joint for each in wanted) else (False,):
+        search = _Search(wanted, nodes, on_one=on_one)
+        if (found := search.found()) is not None:
+            return found
+    raise NoRoom(_shortage(*search.short, teams, nodes, device))
 
 
 def room(node: Node, bundles: Sequence[Bundle]) -> int:
@@ -143,7 +144,104 @@ def by_node(found: Sequence[Placed]) -> Mapping[str, Sequence[str]]:
     return workers
 
 
-def _rank(left: _Left, of_team: Mapping[str, int], team: Team, all_left: Mapping[str, _Left]) -> tuple[float, ...]:
+def _joint(team: Team, together: Collection[str]) -> tuple[Bundle, ...]:
+    if team.spread:
+        return ()
+    found = tuple(each for each in team.bundles if any(kind_of(worker) in together for worker in each.workers))
+    return found if len(found) > 1 else ()
+
+
+def _need(team: Team, joint: Sequence[Bundle]) -> tuple[float, float]:
+    """Devices and processors of the most that is to be on one node."""
+    most = max((each.devices, each.cpus) for each in team.bundles)
+    return max(most, (sum(each.devices for each in joint), sum(each.cpus for each in joint)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    bundle: Bundle
+    team: Team
+    number: int
+    """Of the team."""
+    joint: bool
+    """It is to be where the others of its team are that are so."""
+
+
+_Choice = tuple["_Left", tuple[int, ...]]
+"""A node, and which of its devices."""
+
+
+class _Search:
+    """One bundle after another has the best place that is left; where one has none, those before it have the next
+    best, the last one first. What is left of the nodes, and has been found to be too little, is not tried again."""
+
+    def __init__(self, wanted: Sequence[_Wanted], nodes: Sequence[Node], *, on_one: bool) -> None:
+        """`on_one`: whether those that are joint have to be on one node."""
+        self._wanted = wanted
+        self._left = [_Left(node) for node in nodes]
+        self._on_one = on_one
+        self._taken: list[_Choice] = []
+        self._failed: set[object] = set()
+        self.short: tuple[Bundle, list[tuple[float, float]]]
+        """The first one that had no place, and the devices and processors that each node had left then."""
+
+    def found(self) -> list[Placed] | None:
+        """None if there is no room for all, or it would take too long to find."""
+        open_choices = [iter(self._choices())] if self._wanted else []
+        for _ in range(_MOST_STEPS + len(self._wanted)):
+            if len(self._taken) == len(self._wanted):
+                pairs = zip(self._wanted, self._taken, strict=True)
+                return [Placed(each.bundle, left.node.id, devices) for each, (left, devices) in pairs]
+            chosen = next(open_choices[-1], None)
+            if chosen is not None:
+                self._take(chosen)
+                open_choices.append(iter(self._choices()))
+                continue
+            self._failed.add(self._state())
+            open_choices.pop()
+            if not open_choices:
+                return None
+            left, devices = self._taken.pop()
+            left.give_back(self._wanted[len(self._taken)].bundle, devices)
+        return None
+
+    def _take(self, chosen: _Choice) -> None:
+        left, devices = chosen
+        left.take(self._wanted[len(self._taken)].bundle, devices)
+        self._taken.append(chosen)
+
+    def _choices(self) -> list[_Choice]:
+        """For the next bundle, the best first."""
+        if len(self._taken) == len(self._wanted) or (self._failed and self._state() in self._failed):
+            return []
+        each = self._wanted[len(self._taken)]
+        fits = [(left, choices) for left in self._left if (choices := left.choices(each.bundle))]
+        if not fits and not self._failed:
+            self.short = each.bundle, [(sum(left.devices), left.cpus) for left in self._left]
+        if (home := self._home(each)) is not None:
+            fits = [(left, choices) for left, choices in fits if left is home]
+        has: dict[str, int] = {}
+        for before, (left, _) in zip(self._wanted, self._taken, strict=False):
+            if before.number == each.number:
+                has[left.node.id] = has.get(left.node.id, 0) + 1
+        fits.sort(key=lambda pair: _rank(pair[0], has, each.team))
+        return [(left, devices) for left, choices in fits for devices in choices]
+
+    def _home(self, each: _Wanted) -> _Left | None:
+        """Where it has to be, if others are there."""
+        if not (self._on_one and each.joint):
+            return None
+        pairs = zip(self._wanted, self._taken, strict=False)
+        return next((left for before, (left, _) in pairs if before.joint and before.number == each.number), None)
+
+    def _state(self) -> object:
+        """What decides whether the rest finds room: nodes and devices with as much left are as good."""
+        place = len(self._taken)
+        home = self._home(self._wanted[place])
+        return place, None if home is None else home.state(), tuple(sorted(left.state() for left in self._left))
+
+
+def _rank(left: _Left, of_team: Mapping[str, int], team: Team) -> tuple[float, ...]:
     """The least is chosen; of equal ones the first."""
     has = of_team.get(left.node.id, 0)
     if team.spread:
@@ -159,48 +257,58 @@ class _Left:
         self.cpus = node.cpus
         self.devices = [*node.devices]
 
-    def fits(self, bundle: Bundle) -> bool:
-        return self.cpus + _GRAIN >= bundle.cpus and self._chosen(bundle) is not None
-
     def room(self, bundles: Sequence[Bundle]) -> int:
         """How many of them would fit, one after another."""
         copy, count = _Left(self.node), 0
         copy.cpus, copy.devices = self.cpus, [*self.devices]
         for bundle in bundles:
-            if copy.fits(bundle):
-                copy.take(bundle)
+            if choices := copy.choices(bundle):
+                copy.take(bundle, choices[0])
                 count += 1
         return count
 
-    def take(self, bundle: Bundle) -> tuple[int, ...]:
-        """The devices that it gets. It fits."""
-        chosen = self._chosen(bundle) or ()
-        for number in chosen:
+    def state(self) -> tuple[float, tuple[float, ...]]:
+        return round(self.cpus, 4), tuple(sorted(round(free, 4) for free in self.devices))
+
+    def take(self, bundle: Bundle, devices: Sequence[int]) -> None:
+        """`devices`: one of its choices."""
+        for number in devices:
             self.devices[number] -= min(bundle.devices, 1.0)
         self.cpus -= bundle.cpus
-        return chosen
 
-    def _chosen(self, bundle: Bundle) -> tuple[int, ...] | None:
-        """Whole devices, or the fullest one that has the part."""
+    def give_back(self, bundle: Bundle, devices: Sequence[int]) -> None:
+        for number in devices:
+            self.devices[number] += min(bundle.devices, 1.0)
+        self.cpus += bundle.cpus
+
+    def choices(self, bundle: Bundle) -> list[tuple[int, ...]]:
+        """Devices that it could have, the best first: whole ones, or of each that has the part one of as much that is
+        free, the fullest first."""
         wanted = bundle.devices
+        if self.cpus + _GRAIN < bundle.cpus:
+            return []
         if not wanted:
-            return ()
+            return [()]
         if wanted >= 1:
             whole = [number for number, free in enumerate(self.devices) if free + _GRAIN >= 1]
-            return tuple(whole[: int(wanted)]) if len(whole) >= wanted else None
-        parts = [(free, number) for number, free in enumerate(self.devices) if free + _GRAIN >= wanted]
-        return (min(parts)[1],) if parts else None
+            return [tuple(whole[: int(wanted)])] if len(whole) >= wanted else []
+        parts: dict[float, int] = {}
+        for number, free in enumerate(self.devices):
+            if free + _GRAIN >= wanted:
+                parts.setdefault(round(free, 4), number)
+        return [(parts[free],) for free in sorted(parts)]
 
 
-def _shortage(bundle: Bundle, teams: Sequence[Team], nodes: Sequence[Node], left: Sequence[_Left], device: str) -> str:
+def _shortage(
+    bundle: Bundle, left: Sequence[tuple[float, float]], teams: Sequence[Team], nodes: Sequence[Node], device: str
+) -> str:
     asked: dict[str, list[Seat]] = {}
     for seat in (seat for team in teams for each in team.bundles for seat in each.seats):
         asked.setdefault(kind_of(seat.worker), []).append(seat)
     roles = "; ".join(f"{role} {len(seats)} x ({amount(seats[0], device)})" for role, seats in asked.items())
     have = "; ".join(
-        f"{node.name} {sum(node.devices):g} {device} and {node.cpus:g} CPU, of which {sum(each.devices):g} and "
-        f"{each.cpus:g} are left"
-        for node, each in zip(nodes, left, strict=True)
+        f"{node.name} {sum(node.devices):g} {device} and {node.cpus:g} CPU, of which {devices:g} and {cpus:g} are left"
+        for node, (devices, cpus) in zip(nodes, left, strict=True)
     )
     wanted = f"{bundle.devices:g} {device} and {bundle.cpus:g} CPU"
     more = "" if bundle.devices <= 1 else f" ({bundle.devices:g} devices of one node)"

@@ -18,7 +18,8 @@ _HERE = "here"
 
 def drawn(config: TrainConfig, rollouts: int) -> list[str]:
     """Lines. `rollouts`: workers that play. A cluster that is to be joined is joined for a moment, and its nodes are
-    looked at. Raises ConfigError where a run's own has no room, ClusterError for one that is joined."""
+    looked at. Raises ConfigError where a run's own has no room; ClusterError for one that is joined, and ClusterRefusal
+    where that has none."""
     teams = teams_of(config, rollouts)
     if config.runtime.address is None:
         nodes: Sequence[Node] = [_own(config)]

@@ -22,7 +22,7 @@ from headrace.runtime.process.boot import PACKAGE, path_of
 from headrace.runtime.process.origin import Origin
 from headrace.runtime.process.processes import Processes
 from headrace.runtime.protocol import Services
-from headrace.runtime.ray.joining import ClusterError, join
+from headrace.runtime.ray.joining import ClusterError, ClusterRefusal, join
 from headrace.runtime.ray.member import RayWorker
 from headrace.runtime.ray.near_process import NearProcess
 from headrace.runtime.ray.nodes import here
@@ -102,7 +102,7 @@ class RayCluster:
     async def open(
         self, services: Services, types: Callable[[], WireTypes], keepers: Keepers, find: Callable[[str], Service]
     ) -> Refs:
-        """See `Apart.open`. Raises ClusterError, and what `head` raises."""
+        """See `Apart.open`. Raises ClusterError, ClusterRefusal, and what `head` raises."""
         if not self._is_open:
             self._services, self._types = services, types
             await services.compute(LANE, self._connect)
@@ -203,7 +203,7 @@ class RayCluster:
         try:
             self._reservations.begin()
         except (NoRoom, NodeUnfit) as error:
-            raise ClusterError(str(error)) from error
+            raise ClusterRefusal(str(error)) from error
         if self.keeps_all or not inspection.all_near:
             self.keeps_all = True
         else:

@@ -25,7 +25,11 @@ _WORDS = 300
 
 
 class ClusterError(HeadraceError, ConnectionError):
-    """No cluster is there, it does not let this process in, or it has no room for the run."""
+    """No cluster is there, or it does not let this process in."""
+
+
+class ClusterRefusal(ClusterError):
+    """It has no room for the run, or its nodes lack something."""
 
 
 def join(address: str, namespace: str) -> None:
@@ -55,17 +59,17 @@ def _keep_quiet() -> None:
 
 def looked_at(address: str, teams: Teams, inspection: Inspection) -> tuple[Sequence[Node], Sequence[Placed]]:
     """The nodes of a cluster, and which of them `teams` would be on now; nothing is reserved. Blocking. Raises
-    ClusterError, also for want of room and for nodes that lack something."""
+    ClusterError, ClusterRefusal."""
     joins = not ray.is_initialized()
     if joins:
         join(address, "headrace-check")
     try:
         there = nodes.nodes(teams.device)
-        found = placed(teams.teams, there, teams.device)
+        found = placed(teams.teams, there, teams.device, inspection.together)
         inspection.require(by_node(found))
         return there, found
     except (NoRoom, NodeUnfit) as error:
-        raise ClusterError(str(error)) from error
+        raise ClusterRefusal(str(error)) from error
     finally:
         if joins:
             ray.shutdown()

@@ -78,7 +78,7 @@ class Reservations:
         """Reserve for all workers that there are from the start. Blocking. Raises NoRoom, NodeUnfit."""
         if not self._teams.teams:
             return []
-        found = placed(self._teams.teams, nodes.nodes(self._teams.device), self._teams.device)
+        found = placed(self._teams.teams, nodes.nodes(self._teams.device), self._teams.device, self._together)
         try:
             self._take(found)
             self._require(by_node(found))

@@ -56,7 +56,7 @@ class Inspection:
         self._near = False
         self.all_near = True
         """Whether all nodes that were looked at have that memory."""
-        self._together = together
+        self.together = tuple(together)
         self._done: set[tuple[str, str]] = set()
         self._machines: dict[str, str] = {}
         """By node."""
@@ -92,7 +92,7 @@ class Inspection:
         self._done |= {(node, kind_of(worker)) for node, there in workers.items() for worker in there}
         machines = {node: self._machines[node] for node in workers}
         on = {worker: machines[node] for node, there in workers.items() for worker in there}
-        for kind in self._together:
+        for kind in self.together:
             require_together({worker: machine for worker, machine in on.items() if kind_of(worker) == kind})
         if meeting := {worker: machine for worker, machine in on.items() if kind_of(worker) in self._meet}:
             if self._home is None:
