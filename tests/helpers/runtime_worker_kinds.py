@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +29,8 @@ class Spec:
     word: str
     fails: bool = False
     hangs_s: float = 0.0
+    dies: str = ""
+    """The process of the worker ends while it is made, as long as it can remove a file from this folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,9 @@ class Probe:
         if spec.fails:
             raise ValueError(f"{spec.word} cannot be made")
         time.sleep(spec.hangs_s)
+        if spec.dies and (left := [*Path(spec.dies).iterdir()]):
+            left[0].unlink()
+            os._exit(3)
         self._spec = spec
         self._host = host
         self._told: list[Any] = []

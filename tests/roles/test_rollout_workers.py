@@ -54,6 +54,8 @@ class Workers:
     async def call(self, method: str, *args: Any, rank: int, what: str, seconds: float | None = None) -> list[Any]:
         if method == "begin":
             self.begun.append((rank, args[0]))
+            if rank in self.lost:
+                raise WorkerLost(rank, self.lost[rank])
         elif method == "go_back":
             if rank in self.lost:
                 raise WorkerLost(rank, self.lost[rank])
@@ -153,6 +155,14 @@ def test_a_group_goes_where_least_is_aboard_and_is_journaled_by_that_worker() ->
         ]
 
     played_by(test)
+
+
+def test_a_worker_that_is_lost_before_it_begins_is_made_anew() -> None:
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        assert workers.calls == ["restart 1"]
+        assert workers.begun == [(0, 1), (1, 2), (1, 3)]
+
+    played_by(test, lost={1: "its node is gone"})
 
 
 def test_all_that_was_aboard_is_lost_and_the_worker_comes_back_as_another_writer() -> None:

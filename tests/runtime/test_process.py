@@ -548,3 +548,19 @@ def test_a_temporary_folder_with_too_long_a_path_is_refused_with_the_mend(
     with pytest.raises(OSError, match="set TMPDIR to a shorter one"):
         Site("a run")
     assert not list(deep.iterdir())
+
+
+def test_a_worker_that_is_lost_while_it_is_made_is_made_anew_a_few_times(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).touch()
+
+    async def main() -> None:
+        async with probes() as (runtime, _):
+            dies = Spec("d", dies=str(tmp_path))
+            with pytest.raises(WorkerLost, match=r"probe/1 is lost: .*exit code 3.* \(lost 3 times at its start\)"):
+                await runtime.start(Probe, [dies], APART)
+            (tmp_path / "d").touch()
+            workers = await runtime.start(Probe, [dies, Spec("b")], APART)
+            assert await workers.call("word", what="words") == ["d of probe/2", "b of probe/3"]
+
+    asyncio.run(main())

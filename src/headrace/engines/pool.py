@@ -18,8 +18,9 @@ from headrace.engines.protocol import Engine, EngineError, EngineStats, SwapMode
 from headrace.runtime.patience import StandStill, standing_with
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.signal import Signal
+from headrace.runtime.supervision import START, Measure, after_failure
 from headrace.runtime.together import together
-from headrace.runtime.workers import Handle
+from headrace.runtime.workers import Handle, WorkerLost
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import INITIAL, Version
 
@@ -168,13 +169,33 @@ class EnginePool:
 
     async def start(self, line: Line | None = None, receiver: WeightReceiver | None = None) -> None:
         """Have all engines serve: each holds the newest version that `receiver` has, and what it was made with only if
-        that is version 0 of the run. Raises EngineError, ConfigError or WeightError if one cannot."""
+        that is version 0 of the run. One whose worker is lost meanwhile is made anew, if engines come back. Raises
+        EngineError, ConfigError or WeightError if one cannot."""
         self.line = line or self.line
         for member in self.members:
-            await started(member.engine, receiver, attached=self._attached)
+            await self._start(member, receiver)
             member.state = EngineState.SERVING
         self._count_outage()
         self.changed.notify()
+
+    async def _start(self, member: Member, receiver: WeightReceiver | None) -> None:
+        try:
+            return await started(member.engine, receiver, attached=self._attached)
+        except EngineError as error:
+            failure: Exception = error
+        while True:
+            why = member.engine.failure
+            if member.revive is None or not isinstance(why, WorkerLost):
+                raise failure
+            self.lose(member, why)
+            following = after_failure(START, member.deaths)
+            if following.measure is Measure.STOP:
+                raise failure
+            await self.clock.sleep(following.pause_s)
+            try:
+                return await self.come_back(member, receiver)
+            except EngineError as error:
+                failure = error
 
     async def stop(self) -> None:
         for member in self.members:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from headrace.experience.drops import NothingToTrain
 from headrace.experience.sample import GroupKey
 from headrace.roles.reissue import Blame, Losses, LostTime
+from headrace.runtime.at_start import anew_if_lost
 from headrace.runtime.protocol import Runtime, WaitTimeout
 from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import ROLLOUT_WORKER, Measure, after_failure
@@ -64,9 +66,15 @@ class RolloutSeats:
         workers.changed.listen(self._look)
 
     async def begin(self) -> None:
-        """Have all workers open their parts. Raises WorkerError, WorkerLost."""
+        """Have all workers open their parts; one that is lost is made anew. Raises WorkerError, and WorkerLost of one
+        that is lost each time."""
         for seat in self._seats:
-            await self._begin(seat)
+            await anew_if_lost(partial(self._first, seat), self._runtime.clock)
+
+    async def _first(self, seat: Seat, losses: int) -> None:
+        if losses:
+            await self._restart(seat)
+        await self._begin(seat)
 
     @property
     def count(self) -> int:
@@ -207,11 +215,14 @@ class RolloutSeats:
                 )
             await self._runtime.clock.sleep(following.pause_s)
             try:
-                await self.workers.restart(seat.rank)
-                seat.writer, self._next_writer = self._next_writer, self._next_writer + 1
+                await self._restart(seat)
                 await self._begin(seat)
             except (WorkerError, WorkerLost, WaitTimeout, OSError) as error:
                 reason = str(error)
+
+    async def _restart(self, seat: Seat) -> None:
+        await self.workers.restart(seat.rank)
+        seat.writer, self._next_writer = self._next_writer, self._next_writer + 1
 
     async def _begin(self, seat: Seat) -> None:
         await self.workers.call("begin", seat.writer, rank=seat.rank, what="a rollout worker", seconds=_BEGIN_S)

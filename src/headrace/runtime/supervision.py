@@ -42,6 +42,8 @@ class Next:
     """Before the measure is taken."""
 
 
+START: Policy = (Rung(Measure.RESTART, 2),)
+"""Losses of a worker before the run is under way: one that is lost at each start will be again."""
 ENGINE: Policy = (Rung(Measure.RESTART, 4),)
 """Deaths, without a token between: an engine that dies so often is gone."""
 SWAP: Policy = (Rung(Measure.AGAIN, 2), Rung(Measure.RESTART))

@@ -12,6 +12,7 @@ from headrace.controller.building.model_workers import started
 from headrace.controller.planning.plan import Plan
 from headrace.models.loading import resolve_device
 from headrace.roles.workers.trainer import CriticWorker, TrainerSpec, TrainerWorker
+from headrace.runtime.at_start import anew_if_lost
 from headrace.runtime.protocol import Runtime
 from headrace.training.group import TrainerGroup
 from headrace.training.layouts.ranks import layout_of
@@ -67,5 +68,9 @@ async def _group(
     layout = layout_of(own.layout)
     workers = await started(kind, spec, runtime, config, layout.size)
     ranks = RankWorkers(workers, runtime.clock, config.runtime.stall_timeout_s, layout, host=config.weights.host)
-    await ranks.come_together()
-    return await TrainerGroup.of(kind.kind, ranks, own.max_tokens_per_microbatch * own.layout.budgets)
+
+    async def together(losses: int) -> TrainerGroup:
+        await (ranks.restart() if losses else ranks.come_together())
+        return await TrainerGroup.of(kind.kind, ranks, own.max_tokens_per_microbatch * own.layout.budgets)
+
+    return await anew_if_lost(together, runtime.clock)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from headrace.runtime.at_start import anew_if_lost
 from headrace.runtime.local.host import WorkerHost
 from headrace.runtime.local.local_refs import Keepers, KeptHere
 from headrace.runtime.local.local_worker import LocalWorker, Make
@@ -89,13 +90,16 @@ class Place:
                     if isinstance(member, LocalWorker):
                         await member.start()
             apart = [member for member in members if not isinstance(member, LocalWorker)]
-            await together((member.start() for member in apart), [member.name for member in apart])
+            await together(map(self._begun, apart), [member.name for member in apart])
         except BaseException:
             await asyncio.gather(*(member.close() for member in members), return_exceptions=True)
             for member in members:
                 del self._members[member.name]
             raise
         return members
+
+    async def _begun(self, member: Member) -> None:
+        await anew_if_lost(lambda losses: member.start(), self._services.clock)
 
     def reach(self, handle: Handle) -> Peer:
         """Raises WorkerLost if there is none of the name."""

@@ -1,0 +1,51 @@
+"""An engine whose worker is lost before the run is under way is made anew, a few times."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.engines.absent import AbsentEngine
+from headrace.engines.pool import EnginePool
+from headrace.engines.pool_state import EngineState
+from headrace.engines.protocol import Engine, EngineError
+from headrace.runtime.virtual import VirtualRuntime, run_virtually
+from headrace.runtime.workers import WorkerLost
+from headrace.weights.plane import WeightReceiver
+
+
+class LostAtStart(AbsentEngine):
+    async def start(self) -> None:
+        self.failure = WorkerLost(0, "its node is gone", worker="engine/0")
+        raise EngineError("the engine died: its node is gone")
+
+
+@pytest.mark.parametrize("losses", [1, 2, 3])
+def test_one_that_is_lost_at_its_start_is_made_anew_twice(losses: int) -> None:
+    made: list[Engine] = []
+
+    async def again(dead: Engine, receiver: WeightReceiver | None) -> Engine:
+        engine = AbsentEngine() if len(made) + 1 == losses else LostAtStart()
+        made.append(engine)
+        await engine.start()
+        return engine
+
+    async def main(runtime: VirtualRuntime) -> None:
+        pool = EnginePool([AbsentEngine(), LostAtStart()], runtime.clock, revive=again)
+        if losses == 3:
+            with pytest.raises(EngineError, match="its node is gone"):
+                await pool.start()
+        else:
+            await pool.start()
+            assert [member.state for member in pool.members] == [EngineState.SERVING] * 2
+            assert pool.members[1].engine is made[-1]
+        assert len(made) == min(losses, 2)
+
+    run_virtually(main)
+
+
+def test_one_that_does_not_come_back_ends_the_start() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        with pytest.raises(EngineError, match="its node is gone"):
+            await EnginePool([LostAtStart()], runtime.clock).start()
+
+    run_virtually(main)
