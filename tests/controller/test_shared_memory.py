@@ -66,6 +66,18 @@ def test_each_relay_of_a_receiver_has_two_versions_more(tmp_path: Path) -> None:
         check_shared_memory("shm", large)
 
 
+def test_of_a_joined_cluster_the_nodes_of_those_who_share_new_weights_are_looked_at(tmp_path: Path) -> None:
+    job = make_job(tmp_path, engine__process=True, engine__replicas=2, runtime__kind="ray")
+    places = ["cluster.device=slot", "cluster.place.engine={devices: 1}"]
+    own = make_plan(load_config(TrainConfig, str(job), places))
+    assert own.shared is None
+    plan = make_plan(load_config(TrainConfig, str(job), [*places, "runtime.address=10.0.0.7:6379"]))
+    assert plan.shared is not None
+    assert plan.shared.bytes == 2 * 4 * plan.memory.parameters
+    assert "trainer/0" in plan.shared.unplaced
+    assert "engine/0" not in plan.shared.unplaced
+
+
 @pytest.mark.skipif(not can_unshare("-rn"), reason="no namespaces here")
 def test_that_no_port_is_free_is_told() -> None:
     line = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, "-c", _HOLD_ALL]

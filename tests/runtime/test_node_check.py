@@ -14,9 +14,11 @@ from headrace.runtime.node_check import (
     Needs,
     NodeUnfit,
     Seen,
+    SharedVersions,
     look,
     require,
     require_met,
+    require_shared,
     require_together,
     versions,
 )
@@ -82,3 +84,30 @@ def test_a_module_that_only_the_driver_s_disk_has_is_told(tmp_path: Path) -> Non
         "the node 10.0.0.7 (ab) on far finds no module own_rewards.score (reward.function), which rollout/0, rollout/1 "
         "there need; install it there"
     )
+
+
+def test_shared_memory_is_needed_where_the_trainer_is_and_by_each_relay() -> None:
+    memory = {"own": "A", "a": "B", "a2": "B", "c": "C"}
+    there = {"a": ["trainer/0", "engine/0"], "a2": ["engine/1"], "c": ["engine/2", "engine/3", "rollout/0"]}
+    shared = SharedVersions(10, ("engine", "proximal"), unplaced=("proximal/0", "functions/0"))
+    assert shared.on_nodes(there, memory, "own") == {"a": 10, "c": 20, "own": 10}
+    each = SharedVersions(10, ("engine",), each=True)
+    assert each.on_nodes(there, memory, "own") == {"a": 20, "a2": 10, "c": 20}
+    here = SharedVersions(10, ("engine",), unplaced=("trainer/0",))
+    assert here.on_nodes({"c": ["engine/0"]}, memory, "own") == {"own": 10, "c": 10}
+
+
+def test_the_node_that_has_too_little_shared_memory_is_told() -> None:
+    def has(memory: str, free: int) -> Seen:
+        return replace(look(Asked()), host="far", memory=memory, place="/dev/shm", free=free << 30, used=1 << 30)
+
+    seen = {"a": has("A", 9), "b1": has("B", 5), "b2": has("B", 5)}
+    names = {node: f"10.0.0.7 ({node})" for node in seen}
+    require_shared(names, seen, {"a": 9 << 30, "b1": 3 << 30, "b2": 2 << 30})
+    with pytest.raises(NodeUnfit) as unfit:
+        require_shared(names, seen, {"a": 1 << 30, "b1": 3 << 30, "b2": 3 << 30})
+    assert (
+        "6.00 GiB of /dev/shm on the node 10.0.0.7 (b1) on far, where 5.00 GiB are free; have 8 GiB there (mount"
+        in (str(unfit.value))
+    )
+    assert look(Asked()).free > 0

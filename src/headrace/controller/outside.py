@@ -96,7 +96,7 @@ class ThisMachine:
 
     def runtime(self, plan: Plan, folder: Path, trace: Callable[[Span], None] | None) -> Runtime:
         config = plan.config
-        self._apart = workers_apart(config, folder, plan.rollout_workers)
+        self._apart = workers_apart(config, folder, plan.rollout_workers, plan.shared)
         return inline_runtime(
             own_threads(config),
             device=resolve_device(config.model.device),

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
@@ -14,8 +15,10 @@ from pathlib import Path
 from headrace import __version__
 from headrace.errors import HeadraceError
 from headrace.runtime.module_search import found_modules
+from headrace.runtime.process.site import site_parent, sweep
 
 _NONE = "none"
+_GIB = 1 << 30
 
 
 class NodeUnfit(HeadraceError, RuntimeError):
@@ -53,6 +56,34 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedVersions:
+    """What new weights take of the memory that a machine's processes share: so many bytes where the first rank of the
+    trainer is, and as many for each relay."""
+
+    bytes: int
+    takers: tuple[str, ...] = ()
+    """Kinds of those that take them there, or from a relay beside them."""
+    each: bool = False
+    """All take them from relays, not those alone who do not share the trainer's memory."""
+    unplaced: tuple[str, ...] = ()
+    """Workers that are on the controller's node."""
+
+    def on_nodes(self, workers: Mapping[str, Sequence[str]], memory: Mapping[str, str], own: str) -> dict[str, int]:
+        """Bytes on each node. `workers`, `memory`: by node; `own`: the controller's."""
+        there = [(worker, node) for node, names in workers.items() for worker in names]
+        there += [(worker, own) for worker in self.unplaced]
+        home = next((node for worker, node in there if worker == "trainer/0"), None)
+        if home is None:
+            return {}
+        needed = {home: self.bytes}
+        for worker, node in there:
+            apart = self.each or memory[node] != memory[home]
+            if apart and worker.partition("/")[0] in self.takers:
+                needed[node] = needed.get(node, 0) + self.bytes
+        return needed
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """What is looked for on one node."""
 
@@ -85,6 +116,13 @@ class Seen:
     """Of each file that was asked for, by path; those that are there."""
     modules: Sequence[str] = ()
     """Of those that were asked for, those that can be imported."""
+    memory: str = ""
+    """Which memory its processes share, where the system tells."""
+    place: str = ""
+    """Where that is, as a folder."""
+    free: int = 0
+    """Bytes, there."""
+    used: int = 0
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -96,14 +134,28 @@ class Seen:
 
 
 def look(asked: Asked) -> Seen:
-    """Of the machine where this is called. Blocking."""
+    """Of the machine where this is called. What runs of this user left in its memory that are no more is removed
+    first. Blocking."""
     found = {}
     for path in asked.paths:
         try:
             found[path] = _digest(Path(path))
         except OSError:
             continue
-    return Seen(platform.node(), loopback_here(), versions(), found, found_modules(asked.modules, asked.search))
+    sweep()
+    place = site_parent()
+    room, number = shutil.disk_usage(place), os.stat(place).st_dev
+    return Seen(
+        platform.node(),
+        loopback_here(),
+        versions(),
+        found,
+        found_modules(asked.modules, asked.search),
+        memory=f"{loopback_here().partition(' ')[0]} {number}",
+        place=str(place),
+        free=room.free,
+        used=room.used,
+    )
 
 
 def versions() -> Mapping[str, str]:
@@ -141,6 +193,24 @@ def require(node: str, seen: Seen, needs: Needs, workers: Sequence[str]) -> None
             raise NodeUnfit(
                 f"the node {node} on {seen.host} finds no module {module.name} ({module.what}), which "
                 f"{', '.join(workers)} there need; {module.mend}"
+            )
+
+
+def require_shared(names: Mapping[str, str], seen: Mapping[str, Seen], needed: Mapping[str, int]) -> None:
+    """`needed`: bytes by node; those of nodes that share their memory add up. `names`: for people. Raises NodeUnfit,
+    with how to have more."""
+    sums: dict[str, int] = {}
+    for node, size in needed.items():
+        sums[seen[node].memory] = sums.get(seen[node].memory, 0) + size
+    for node in needed:
+        each = seen[node]
+        if (size := sums[each.memory]) > each.free:
+            whole = (size + each.used) // _GIB + 1
+            raise NodeUnfit(
+                f"new weights, two versions of them where the trainer is and two for each relay, take "
+                f"{size / _GIB:,.2f} GiB of {each.place} on the node {names[node]} on {each.host}, where "
+                f"{each.free / _GIB:,.2f} GiB are free; have {whole} GiB there (mount -o remount,size={whole}G "
+                f"{each.place}, or a container's --shm-size={whole}g), or use weights.transport: disk"
             )
 
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from headrace.config import ConfigError, TrainConfig
 from headrace.controller.building.processors import silence_of, threads_of_worker
 from headrace.roles.model_return import ModelReturn
+from headrace.runtime.at_start import anew_if_lost
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.workers import Placement, Worker, WorkerError, Workers
 from headrace.training.layouts.ranks import Layout
@@ -24,7 +25,11 @@ async def scoring_ranks(
     ranks = RankWorkers(
         workers, runtime.clock, config.runtime.stall_timeout_s, layout, host=config.weights.host, trains=False
     )
-    await ranks.come_together()
+
+    async def together(losses: int) -> None:
+        await (ranks.restart() if losses else ranks.come_together())
+
+    await anew_if_lost(together, runtime.clock)
     if kind.kind not in config.scorer_processes:
         return ranks, None
     return ranks, ModelReturn(workers, runtime.clock, ranks.restart_broken)

@@ -15,6 +15,7 @@ from headrace.controller.building.threads import available_threads
 from headrace.controller.planning.node_needs import meeting_of, needs_of, together_of
 from headrace.controller.planning.placement import teams_of
 from headrace.runtime.apart import Apart
+from headrace.runtime.node_check import SharedVersions
 from headrace.runtime.placing import Teams
 from headrace.runtime.process.processes import Processes
 
@@ -26,15 +27,18 @@ class WorkersApart(Apart, Protocol):
         """One in memory that all workers of this machine see, and that goes with the run."""
 
 
-def workers_apart(config: TrainConfig, folder: Path | None, rollouts: int = 0) -> WorkersApart | None:
-    """Where a run has its workers that are apart; None if it has none. `rollouts`: workers that play them. What they
+def workers_apart(
+    config: TrainConfig, folder: Path | None, rollouts: int = 0, shared: SharedVersions | None = None
+) -> WorkersApart | None:
+    """Where a run has its workers that are apart; None if it has none. `rollouts`: workers that play them.
+    `shared`: see `Plan.shared`. What they
     print is in `logs/` of `folder`, the run's, or on stderr if it has none. Raises ConfigError where Ray is wanted and
     not installed."""
     if not (process_count(config) or rollouts or config.functions_process):
         return None
     logs = None if folder is None else folder / "logs"
     if config.runtime.kind == "ray":
-        return _cluster(config, folder, logs, teams_of(config, rollouts))
+        return _cluster(config, folder, logs, teams_of(config, rollouts), shared)
     return Processes(str(folder or ""), logs=logs)
 
 
@@ -59,7 +63,9 @@ def in_ray(
     return RayCluster(run, address=address, head=head, logs=logs, **more)
 
 
-def _cluster(config: TrainConfig, folder: Path | None, logs: Path | None, teams: Teams) -> WorkersApart:
+def _cluster(
+    config: TrainConfig, folder: Path | None, logs: Path | None, teams: Teams, shared: SharedVersions | None
+) -> WorkersApart:
     return in_ray(
         str(folder or ""),
         logs,
@@ -71,6 +77,7 @@ def _cluster(config: TrainConfig, folder: Path | None, logs: Path | None, teams:
         needs=lambda memory: needs_of(config, None if folder is None else _marked(folder), memory),
         together=together_of(config),
         meet=meeting_of(config),
+        shared=shared,
     )
 
 

@@ -132,7 +132,7 @@ def _cluster(plan: Plan) -> list[str]:
     if runtime.kind != "ray":
         return []
     where = f"the cluster at {runtime.address}" if runtime.address else "a cluster of this run's own, on loopback alone"
-    lines = [f"ray       {where}; all workers are actors", *drawn(plan.config, plan.rollout_workers)]
+    lines = [f"ray       {where}; all workers are actors", *drawn(plan.config, plan.rollout_workers, plan.shared)]
     host, ranks = plan.config.weights.host, worker_counts(plan.config, 0)
     if not is_loopback(host) and max(ranks["trainer"], ranks["critic"]) > 1:
         lines.append(

@@ -10,16 +10,17 @@ from headrace.config.cluster import Role
 from headrace.controller.building.threads import available_threads
 from headrace.controller.planning.node_needs import meeting_of, needs_of, together_of
 from headrace.controller.planning.placement import teams_of, worker_counts
+from headrace.runtime.node_check import SharedVersions
 from headrace.runtime.placing import Node, NoRoom, Placed, Teams, placed
 from headrace.runtime.process.site import Site
 
 _HERE = "here"
 
 
-def drawn(config: TrainConfig, rollouts: int) -> list[str]:
-    """Lines. `rollouts`: workers that play. A cluster that is to be joined is joined for a moment, and its nodes are
-    looked at. Raises ConfigError where a run's own has no room; ClusterError for one that is joined, and ClusterRefusal
-    where that has none."""
+def drawn(config: TrainConfig, rollouts: int, shared: SharedVersions | None = None) -> list[str]:
+    """Lines. `rollouts`: workers that play. `shared`: see `Plan.shared`. A cluster that is to be joined is joined for a
+    moment, and its nodes are looked at. Raises ConfigError where a run's own has no room; ClusterError for one that is
+    joined, and ClusterRefusal where that has none."""
     teams = teams_of(config, rollouts)
     if config.runtime.address is None:
         nodes: Sequence[Node] = [_own(config)]
@@ -28,7 +29,7 @@ def drawn(config: TrainConfig, rollouts: int) -> list[str]:
         except NoRoom as none:
             raise ConfigError(str(none)) from none
     else:
-        nodes, found = _looked_at(config, config.runtime.address, teams)
+        nodes, found = _looked_at(config, config.runtime.address, teams, shared)
     return _lines(nodes, found, teams.device, worker_counts(config, rollouts))
 
 
@@ -43,7 +44,9 @@ def _own(config: TrainConfig) -> Node:
     return Node(_HERE, "this machine", float(available_threads(config.runtime.threads)), (1.0,) * devices, here=True)
 
 
-def _looked_at(config: TrainConfig, address: str, teams: Teams) -> tuple[Sequence[Node], Sequence[Placed]]:
+def _looked_at(
+    config: TrainConfig, address: str, teams: Teams, shared: SharedVersions | None
+) -> tuple[Sequence[Node], Sequence[Placed]]:
     from headrace.runtime.ray.environment import prepare
 
     prepare(address)
@@ -57,7 +60,7 @@ def _looked_at(config: TrainConfig, address: str, teams: Teams) -> tuple[Sequenc
         marker = site.folder / "marker"
         marker.write_text(secrets.token_hex(16))
         needs, meet = needs_of(config, None, marker), meeting_of(config)
-        inspection = Inspection(needs, together_of(config), marker, meet=meet)
+        inspection = Inspection(needs, together_of(config), marker, meet=meet, shared=shared)
         return looked_at(address, teams, inspection)
     finally:
         site.close()

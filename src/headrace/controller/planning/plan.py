@@ -52,6 +52,7 @@ from headrace.store.origin import Origin
 if TYPE_CHECKING:
     from headrace.algorithms.pieces import Pieces
     from headrace.controller.planning.memory_estimate import MemoryEstimate
+    from headrace.runtime.node_check import SharedVersions
     from headrace.weights.transport import Transport
 
 _TAKE_LONG = (
@@ -106,6 +107,8 @@ class Plan:
     """Of the user's, that play groups in the place of the workflow."""
     rollout_workers: int = 0
     """Processes that play the episodes; 0: this one does."""
+    shared: SharedVersions | None = None
+    """What nodes of a cluster need of the memory that their processes share, where they are looked at for it."""
     routed_bytes: int = 0
     """Of a token, that which experts it was routed to takes at most, where that is recorded."""
 
@@ -173,7 +176,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     from headrace.controller.planning.layouts import check_layouts
     from headrace.controller.planning.memory_estimate import estimate_memory
     from headrace.controller.planning.server_launch import server_launch
-    from headrace.controller.planning.shared_memory import check_shared_memory
+    from headrace.controller.planning.shared_memory import check_shared_memory, shared_versions
     from headrace.controller.planning.transports import transport_of
     from headrace.engines.embedded.cache_plan import context_limit
     from headrace.models.experts import routed_bytes
@@ -221,7 +224,9 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     has_engine = replay is None or bool(held_out)
     memory = estimate_memory(config, model_config, device, engine=has_engine, trainer=not config.rollouts_only)
     transport = transport_of(config, device)
-    check_shared_memory(transport, memory)
+    shared = shared_versions(config, transport, memory, workers)
+    if shared is None:
+        check_shared_memory(transport, memory)
     for section in config.engine.sections if has_engine else ():
         if section.is_server and not section.urls:
             server_launch(config, section, config.model.path, memory.cache, 0)
@@ -247,6 +252,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
         total_batches=batches,
         memory=memory,
         transport=transport,
+        shared=shared,
         workflow=workflow,
         filters=filters,
         pieces=load_pieces(config),

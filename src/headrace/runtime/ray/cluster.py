@@ -16,7 +16,7 @@ from headrace.runtime.local.local_refs import Keepers
 from headrace.runtime.local.member_apart import MemberApart
 from headrace.runtime.local.service import Service
 from headrace.runtime.local.worker_group import Member
-from headrace.runtime.node_check import Needs, NodeUnfit
+from headrace.runtime.node_check import Needs, NodeUnfit, SharedVersions
 from headrace.runtime.placing import NoRoom, Teams
 from headrace.runtime.process.boot import PACKAGE, path_of
 from headrace.runtime.process.origin import Origin
@@ -69,13 +69,14 @@ class RayCluster:
         needs: Callable[[Path], Mapping[str, Needs]] = lambda memory: {},
         together: Collection[str] = (),
         meet: Sequence[str] = (),
+        shared: SharedVersions | None = None,
     ) -> None:
         """`run` names the run, as its folder does. `address`: of a cluster; unless given, `head` starts one
         here; with neither, this process has to be in one already. `logs`: a folder; what `rollout/0` prints
         is in rollout-0.log there, where a node sees it. `near`: whether workers are spoken to as on this machine, if
         they are. `teams`: what workers ask for. `room_s`: how long one waits for room. `needs`: given a file in this
-        machine's memory, what the nodes of workers have to have, by their kind. `together`, `meet`: see
-        `Inspection`."""
+        machine's memory, what the nodes of workers have to have, by their kind. `together`, `meet`,
+        `shared`: see `Inspection`."""
         self.keeps_all = not near
         self._address = address
         self._head = head
@@ -93,6 +94,7 @@ class RayCluster:
         self._needs = needs
         self._together = together
         self._meet = meet
+        self._shared = shared
         self._beside: dict[str, Callable[[], str]] = {}
         """By worker, the one that it is beside."""
         self._reservations = Reservations(Teams(), room_s, lambda workers: {})
@@ -198,7 +200,7 @@ class RayCluster:
             return
         marker = self.make_folder("here") / "marker"
         marker.write_text(secrets.token_hex(16))
-        inspection = Inspection(self._needs(marker), self._together, marker, meet=self._meet)
+        inspection = Inspection(self._needs(marker), self._together, marker, meet=self._meet, shared=self._shared)
         self._reservations = Reservations(self._teams, self._room_s, inspection.require, self._together)
         try:
             self._reservations.begin()

@@ -17,10 +17,12 @@ from headrace.runtime.node_check import (
     Needs,
     NodeUnfit,
     Seen,
+    SharedVersions,
     look,
     loopback_here,
     require,
     require_met,
+    require_shared,
     require_together,
 )
 from headrace.runtime.placing import kind_of
@@ -42,11 +44,18 @@ class Inspection:
     """Of nodes that are not the controller's, each once for each kind of worker."""
 
     def __init__(
-        self, needs: Mapping[str, Needs], together: Collection[str], memory: Path, *, meet: Sequence[str] = ()
+        self,
+        needs: Mapping[str, Needs],
+        together: Collection[str],
+        memory: Path,
+        *,
+        meet: Sequence[str] = (),
+        shared: SharedVersions | None = None,
     ) -> None:
         """`needs`: by kind of worker. `together`: kinds whose workers are to be on one machine. `memory`: a file in the
         memory of the controller's machine, of this run alone. `meet`: kinds whose workers meet on the loopback of the
-        machine where the first kind is, or the controller, if that has no place."""
+        machine where the first kind is, or the controller, if that has no place. `shared`: looked at once."""
+        self._shared = shared
         self._needs = needs
         self._meet = tuple(meet)
         self._home: str | None = None
@@ -84,6 +93,11 @@ class Inspection:
                 modules = [module for needs in of_kinds for module in needs.modules]
                 asked[node] = Needs(tuple(dict.fromkeys(files)), tuple(dict.fromkeys(modules)))
         found = seen({node: self._asked(needs) for node, needs in asked.items()}, names)
+        if self._shared is not None:
+            shared, self._shared = self._shared, None
+            looks = {**found, own: look(Asked())}
+            needed = shared.on_nodes(workers, {node: each.memory for node, each in looks.items()}, own)
+            require_shared(names, looks, needed)
         memory = self._memory
         self.all_near &= all(each.digests.get(memory.path) == memory.digest for each in found.values())
         for node, needs in asked.items():
