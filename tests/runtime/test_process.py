@@ -550,6 +550,7 @@ def test_a_temporary_folder_with_too_long_a_path_is_refused_with_the_mend(
     assert not list(deep.iterdir())
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_lost_while_it_is_made_is_made_anew_a_few_times(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).touch()

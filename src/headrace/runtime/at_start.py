@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from headrace.runtime.placing import NoRoom
-from headrace.runtime.protocol import Clock
+from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.supervision import START, Measure, after_failure
 from headrace.runtime.workers import WorkerLost
 
@@ -18,13 +18,14 @@ logger = logging.getLogger(__name__)
 
 async def anew_if_lost(attempt: Callable[[int], Awaitable[T]], clock: Clock) -> T:
     """What `attempt` gives, told how often a worker was lost in it so far: another follows after a pause. Raises what
-    it raises, and WorkerLost where that is so each time, or for want of room, which it has waited for."""
+    it raises, and WorkerLost where that is so each time, or where it was waited for long: for room, or for a worker
+    that was not made in time."""
     losses = 0
     while True:
         try:
             return await attempt(losses)
         except WorkerLost as lost:
-            if isinstance(lost.__cause__, NoRoom):
+            if isinstance(lost.__cause__, NoRoom | WaitTimeout):
                 raise
             losses += 1
             following = after_failure(START, losses)
