@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -22,8 +23,10 @@ from headrace.sandbox.guardian import guarded
 _START_S = 120.0
 _LOOK_S = 0.1
 _END_S = 10.0
-_WORDS = 2000
+_WORDS = 2**18
 """Bytes of the log's end that are looked at."""
+_ENDED = re.compile(r"exited unexpectedly:\s*\n(?:.* -- )?(\S+) \[exit code=(-?\d+)\]")
+_RAISED = re.compile(r"^[\w.]*(?:Error|Exception)\b")
 
 
 class RayHeadError(HeadraceError, RuntimeError):
@@ -36,6 +39,8 @@ class RayHead:
         self._processors = processors
         self._devices = dict(devices)
         self._log = log
+        self._said = 0
+        """Bytes that were in it before."""
         self._line: socket.socket | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
 
@@ -54,6 +59,7 @@ class RayHead:
         try:
             if self._log is not None:
                 self._log.parent.mkdir(parents=True, exist_ok=True)
+                self._said = self._log.stat().st_size if self._log.exists() else 0
             with held, Path(self._log or os.devnull).open("ab") as output:
                 self._guardian = subprocess.Popen(
                     guarded(command, line=held.fileno(), folder=folder, passes=()),
@@ -70,6 +76,12 @@ class RayHead:
         self._line = ours
         self._wait_for(port)
         return f"127.0.0.1:{port}"
+
+    def ended(self) -> str | None:
+        """Which of its processes have, and all with them, if any has. `ray start --block` ends with each."""
+        if self._guardian is None or self._guardian.poll() is None:
+            return None
+        return which_ended(self._text()) or self._last_words()
 
     def close(self) -> None:
         """End it, with all that it started. Blocking."""
@@ -97,7 +109,25 @@ class RayHead:
     def _last_words(self) -> str:
         if self._log is None:
             return "it has no log"
+        return last_words(self._text()) or f"see {self._log}"
+
+    def _text(self) -> str:
+        """The end of what it prints."""
         with suppress(OSError):
-            lines = self._log.read_bytes()[-_WORDS:].decode(errors="replace").splitlines()
-            return next((line.strip() for line in reversed(lines) if line.strip()), f"see {self._log}")
-        return f"see {self._log}"
+            if self._log is not None:
+                return self._log.read_bytes()[self._said :][-_WORDS:].decode(errors="replace")
+        return ""
+
+
+def which_ended(log: str) -> str | None:
+    """The process of Ray's that has ended of itself, after the log of the others; None if none has."""
+    if (found := _ENDED.search(log)) is None:
+        return None
+    name, code = found[1], int(found[2])
+    return f"{name} (ended by signal {-code})" if code < 0 else f"{name} (exit status {code})"
+
+
+def last_words(log: str) -> str:
+    """What was raised last, or else the last line; empty for an empty log."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if _RAISED.match(line)), lines[-1] if lines else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,37 @@ logger = logging.getLogger(__name__)
 _REACH_S = 20.0
 _WORDS = 300
 """Characters of Ray's own error."""
+
+
+class Reached:
+    """Whether a cluster that was joined is there: whether somebody listens at its head's address."""
+
+    def __init__(self, address: str, *, look_s: float = 2.0, lost_s: float = 10.0) -> None:
+        """`look_s`: between two looks, seconds. `lost_s`: nobody has to have answered for so long."""
+        self._address = address
+        self._look_s = look_s
+        self._lost_s = lost_s
+        self._looks = self._answered = time.monotonic()
+        self.answers = True
+        """When it was looked at last."""
+
+    def lost(self) -> str | None:
+        """Why it is, if it is. Blocking, for `look_s` at most."""
+        now = time.monotonic()
+        if now < self._looks:
+            return None
+        self._looks = now + self._look_s
+        host, _, port = self._address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=self._look_s).close()
+        except OSError as error:
+            self.answers = False
+            silent = time.monotonic() - self._answered
+            if silent < self._lost_s:
+                return None
+            return f"nobody has answered at its head's address {self._address} for {silent:.0f} s ({error})"
+        self._answered, self.answers = time.monotonic(), True
+        return None
 
 
 class ClusterError(HeadraceError, ConnectionError):
