@@ -93,6 +93,15 @@ def test_a_cluster_is_lost_once_nobody_has_answered_for_long() -> None:
 
 
 @pytest.mark.usefixtures("ray_imported")
+@pytest.mark.parametrize("address", ["127.0.0.1", "ray://127.0.0.1:10001", "http://127.0.0.1:8265", ":6379"])
+def test_what_is_no_address_of_a_head_is_refused(address: str) -> None:
+    from headrace.runtime.ray.joining import ClusterError, join
+
+    with pytest.raises(ClusterError, match=f"runtime.address is {address}; write HOST:PORT"):
+        join(address, "a test")
+
+
+@pytest.mark.usefixtures("ray_imported")
 def test_nobody_waits_for_what_a_shelf_knew_that_has_ended() -> None:
     from headrace.runtime.ray.shelf import Shelf
 

@@ -17,9 +17,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from headrace.errors import HeadraceError
-from headrace.roles.workers.launched_server import free_port
+from headrace.roles.workers.launched_server import NoPort, free_ports
 from headrace.sandbox.guardian import guarded
 
+_SYSTEM = {"automatic_object_spilling_enabled": False}
+"""What of it is not Ray's own choice: that nothing goes to a disk."""
 _START_S = 120.0
 _LOOK_S = 0.1
 _END_S = 10.0
@@ -46,13 +48,17 @@ class RayHead:
 
     def start(self) -> str:
         """Its address, once it is up. Blocking. Raises RayHeadError."""
-        port = free_port()
+        try:
+            port, other = free_ports(2)
+        except NoPort as error:
+            raise RayHeadError(f"Ray cannot be started: {error}") from error
         folder = tempfile.mkdtemp(prefix="headrace-ray-")  # short: sockets lie in it
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
             *("--node-ip-address=127.0.0.1", f"--port={port}", f"--num-cpus={self._processors}"),
-            f"--ray-client-server-port={free_port()}",  # nobody's; of its own there can be one on a machine
+            f"--ray-client-server-port={other}",  # nobody's; of its own there can be one on a machine
             *([f"--resources={json.dumps(self._devices)}"] if self._devices else []),
+            f"--system-config={json.dumps(_SYSTEM)}",
             *("--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"),
         ]
         ours, held = socket.socketpair()

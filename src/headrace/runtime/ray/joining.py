@@ -21,6 +21,8 @@ from headrace.runtime.ray.scouts import Inspection
 logger = logging.getLogger(__name__)
 
 _REACH_S = 20.0
+_OWN_NODE = "auto"
+"""The cluster that this machine is a node of, as a job's."""
 _WORDS = 300
 """Characters of Ray's own error."""
 
@@ -63,6 +65,7 @@ class ClusterError(HeadraceError, ConnectionError):
 def join(address: str, namespace: str) -> None:
     """Blocking. Raises ClusterError."""
     logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of a handler for signals, which are ours to handle
+    require_address(address)
     try:
         _require_somebody(address)
         ray.init(address=address, log_to_driver=False, configure_logging=False, namespace=namespace)
@@ -103,8 +106,18 @@ def looked_at(address: str, teams: Teams, inspection: Inspection) -> tuple[Seque
             ray.shutdown()
 
 
+def require_address(address: str) -> None:
+    """Raises ClusterError for what is no HOST:PORT, where Ray itself would wait, or look for one."""
+    host, _, port = address.rpartition(":")
+    if address != _OWN_NODE and (not host or not port.isdecimal() or "/" in host):
+        raise ClusterError(
+            f"runtime.address is {address}; write HOST:PORT, the address of the cluster's head, as 127.0.0.1:6379 "
+            "(`ray start --head` prints it)"
+        )
+
+
 def _require_somebody(address: str) -> None:
     """Ray itself waits for minutes where nobody listens. Raises OSError."""
     host, _, port = address.rpartition(":")
-    if host and port.isdecimal():
+    if address != _OWN_NODE:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
