@@ -47,6 +47,7 @@ def test_sets_are_of_roles_by_either_name() -> None:
         ({"place": {"engine": {"cpus": 0}}}, "greater than 0"),
         ({"place": {"actor": {}, "trainer": {}}}, "trainer is given twice, as trainer too"),
         ({"place": {"engines": {}}}, "Input should be 'trainer'"),
+        *(({"device": name}, "which Ray counts by itself") for name in ("CPU", "memory", "object_store_memory")),
         ({"colocate": [["actor"]]}, "one role shares with nobody"),
         ({"colocate": [["actor", "critic"], ["critic", "reward"]]}, "colocate names critic twice"),
         ({"colocate": "all", "place": {"engine": {"devices": 2}}}, "shares one device at most"),

@@ -37,6 +37,11 @@ def test_all_are_those_that_the_run_has() -> None:
     assert team.bundles[0].workers == ("trainer/0", "reference/0", "engine/0", "rollout/0")
 
 
+def test_a_colocated_role_that_the_run_has_not_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.colocate names critic, and this run has none of that role"):
+        teams_of(config({"colocate": [["engine", "critic"]]}), 1)
+
+
 def test_a_colocated_worker_that_has_several_devices_by_the_short_form_is_refused() -> None:
     both = {"place": {"engine": [1, 4], "reference": [1, 1]}, "colocate": [["engine", "reference"]]}
     words = r"cluster\.place\.engine has 2 devices for each worker, and one that is colocated shares one device at most"

@@ -157,6 +157,33 @@ def test_a_lost_machine_with_its_relay_is_left_out_and_its_engine_is_seated_else
         assert kinds["relay_left_out"] >= 1, out[-2000:]
 
 
+@pytest.mark.skipif(not can_unshare("-rm"), reason="no namespaces here")
+def test_who_knows_where_columns_are_may_end_and_the_cluster_ends_the_run_in_order(tmp_path: Path) -> None:
+    """All goes through Ray, since one that plays sees no memory of this machine."""
+    hide = 'mount -t tmpfs -o size=1g none /dev/shm && exec "$@"'
+    place = "cluster.place.rollout={devices: 1, strategy: spread}"
+    with nodes(tmp_path, slot=1) as cluster, cluster.node("unshare", "-rm", "sh", "-c", hide, "sh", slot=1):
+        process, run = begun(tmp_path, *joined(cluster, place), batches=5000)
+        try:
+            until_batch(run, 1, process)
+            (shelf,) = cluster.processes("ray::Shelf")
+            shelf.kill()
+            until(lambda: "columns_lost" in kinds_of(run), process)
+            until_batch(run, last_batch(run) + 3, process)
+            (gcs,) = cluster.processes("gcs_server")
+            gcs.kill()
+            out, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 1, out[-3000:]
+    assert "headrace: the Ray cluster has ended: nobody has answered at its head's address" in out, out[-3000:]
+    assert json.loads((run / "summary.json").read_text())["status"] == "failed"
+    with RunReader(run) as reader:
+        kinds = [event.kind for event in reader.events.read()]
+    assert kinds.count("columns_lost") == 1
+    assert kinds.count("restarted_batch") <= 8
+
+
 SPREAD = "cluster.place.engine={cpus: 1, strategy: spread}"
 """One engine on the node of the command, one on another."""
 

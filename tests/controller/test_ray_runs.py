@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -66,6 +67,24 @@ def test_a_run_that_is_killed_leaves_no_process_and_goes_on(tmp_path: Path) -> N
     made = subprocess.run([*process.args, "--resume"], capture_output=True, text=True, timeout=_WAIT_S)
     assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
     require_whole(run, 24)
+
+
+def test_a_run_whose_ray_ends_stops_in_order(tmp_path: Path) -> None:
+    process, run = begun(tmp_path, batches=5000)
+    try:
+        until_batch(run, 1, process)
+        before = below(process)
+        (victim,) = [each for each in before if each.name() == "gcs_server"]
+        victim.kill()
+        out, _ = process.communicate(timeout=40)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    told = "headrace: the run's Ray has ended: gcs_server (ended by signal 9); --resume the run once"
+    assert told in out, out[-3000:]
+    assert json.loads((run / "summary.json").read_text())["status"] == "failed"
+    assert not (run / "control.sock").exists()
+    assert not gone(before, 10.0)
 
 
 def test_a_cluster_that_is_not_there_is_told(tmp_path: Path) -> None:

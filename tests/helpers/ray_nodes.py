@@ -49,6 +49,15 @@ class Nodes:
         with node(self.address, self.environment, *before, cpus=cpus, **resources) as process:
             yield process
 
+    def processes(self, name: str) -> list[psutil.Process]:
+        """Of the head's node: those that are called so, or have a command line with that word."""
+        found = []
+        for each in psutil.Process(os.getpid()).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if name in (each.name(), " ".join(each.cmdline())):
+                    found.append(each)
+        return found
+
     def close(self) -> None:
         self._head.close()
 

@@ -22,6 +22,7 @@ from headrace.engines.servers.kinds import KINDS, ServerKind
 from headrace.engines.servers.launch import ServerLaunch
 from headrace.engines.servers.vllm import VllmDialect
 from headrace.roles.workers import server_engine
+from headrace.roles.workers.launched_server import free_ports
 from headrace.roles.workers.server_engine import ServerEngineWorker, ServerSpec
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.workers import Placement, WorkerError
@@ -208,3 +209,7 @@ def test_a_token_that_is_refused_is_told_so(tmp_path: Path, monkeypatch: pytest.
         await runner.cleanup()
 
     asyncio.run(main())
+
+
+def test_ports_that_are_drawn_together_differ() -> None:
+    assert len(set(free_ports(200))) == 200

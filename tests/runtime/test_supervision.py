@@ -25,7 +25,9 @@ def test_pauses_grow_on_a_rung_and_end_growing() -> None:
     assert [after_failure(LADDER, failures).pause_s for failures in range(1, 6)] == [0.25, 0.5, 0.25, 0.25, 0.5]
 
 
-POLICIES = [getattr(supervision, name) for name in ("ENGINE", "SWAP", "RETURN", "ROLLOUT_WORKER", "SCORER", "TRAINER")]
+POLICIES = [
+    getattr(supervision, name) for name in ("ENGINE", "SWAP", "RETURN", "ROLLOUT_WORKER", "SCORER", "TRAINER", "BATCH")
+]
 
 
 @given(st.sampled_from(POLICIES), st.integers(1, 10**6))

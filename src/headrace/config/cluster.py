@@ -31,6 +31,7 @@ _ALSO = {"actor": "trainer", "actor_fwd": "proximal", "advantages": "functions"}
 _ENGINES = "rollout"
 """What engines are called where a role is given as [services, devices]."""
 
+_NO_DEVICES = ("CPU", "memory", "object_store_memory")
 _NONE = {"devices": 0}
 
 
@@ -98,6 +99,16 @@ class ClusterConfig(Section):
     """Logical devices, where `device` is not `GPU`, of a Ray that is started for the run."""
     room_deadline_s: float = Field(default=300.0, gt=0)
     """How long a worker whose node is lost waits for room on another one."""
+
+    @field_validator("device")
+    @classmethod
+    def _is_a_device(cls, given: str) -> str:
+        if given in _NO_DEVICES:
+            raise ValueError(
+                f"device is {given}, which Ray counts by itself, and no device; use GPU, or a resource by which nodes "
+                "were started (processors: cpus of cluster.place)"
+            )
+        return given
 
     @field_validator("place", mode="before")
     @classmethod

@@ -25,6 +25,7 @@ from headrace.models.loading import resolve_device
 from headrace.rewards.judge import Ask
 from headrace.roles.workers.functions import FunctionsWorker
 from headrace.runtime.collection import rare_collections
+from headrace.runtime.ground import Ground
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Clock, Runtime
 from headrace.runtime.workers import Workers
@@ -44,6 +45,10 @@ class Outside(Protocol):
 
     async def models(self, plan: Plan, runtime: Runtime, folder: Path) -> Models:
         """Loaded; the engines not started."""
+
+    @property
+    def ground(self) -> Ground | None:
+        """What the workers of the runtime stand on; None where that lasts as long as this process."""
 
     def rewards(self, plan: Plan, folder: Path, runtime: Runtime, ask: Ask) -> AbstractAsyncContextManager[RewardPools]:
         """What scores, while it is entered. `ask`: of the judges."""
@@ -109,6 +114,10 @@ class ThisMachine:
     async def models(self, plan: Plan, runtime: Runtime, folder: Path) -> Models:
         in_memory = None if self._apart is None else self._apart.make_folder
         return await load_models(plan, runtime, folder, in_memory)
+
+    @property
+    def ground(self) -> Ground | None:
+        return self._apart if isinstance(self._apart, Ground) else None
 
     def rewards(self, plan: Plan, folder: Path, runtime: Runtime, ask: Ask) -> AbstractAsyncContextManager[RewardPools]:
         return rewards(plan, folder, runtime, ask)

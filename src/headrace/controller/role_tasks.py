@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,8 +12,19 @@ from headrace.controller.going_back import GoingBack, is_of_trainer
 from headrace.controller.supervise import end, see_through, unless
 from headrace.roles.columns.functions import FunctionsLost
 from headrace.roles.engine_watch import EnginesLost
+from headrace.runtime.ground import ColumnsLost, Ground
 from headrace.runtime.protocol import Runtime
+from headrace.runtime.refs import RefLost
+from headrace.runtime.supervision import Measure, Restarts
 from headrace.runtime.workers import WorkerLost
+
+_COLUMNS = "columns kept"
+"""The watch over whoever knows where columns are."""
+_TOLD_S = 15.0
+"""In which it tells that they are lost, once somebody misses one."""
+_MOST_FILLINGS = 4, 600.0
+"""Losses of all columns within so many seconds, or in a row without a batch between, with the last of which the run
+stops."""
 
 
 class Role(Protocol):
@@ -47,11 +58,16 @@ class RoleTasks:
     """Those that lease rows begin again when the run goes back to a commit: actor, critic, and all that fill columns
     for them. The others go on: rollouts, evaluation, the gap sample."""
 
-    def __init__(self, loop: Loop, parts: Parts, runtime: Runtime, back: GoingBack) -> None:
+    def __init__(
+        self, loop: Loop, parts: Parts, runtime: Runtime, back: GoingBack, ground: Ground | None = None
+    ) -> None:
+        """`ground`: of the workers, where columns can be lost with it."""
         self._loop = loop
         self._parts = parts
         self._runtime = runtime
         self._back = back
+        self._ground = ground
+        self._fillings = Restarts(*_MOST_FILLINGS)
         self._going_on: dict[str, asyncio.Task[Any]] = {}
 
     def keepers(self) -> dict[str, asyncio.Task[Any]]:
@@ -93,6 +109,12 @@ class RoleTasks:
                     await self._go_back(lost, actor, columns, keepers)
                     actor, columns = self._begin()
                     continue
+                except (ColumnsLost, RefLost) as error:
+                    if stopping.done():
+                        raise
+                    await self._fill_again(await self._told(error), actor, columns)
+                    actor, columns = self._begin()
+                    continue
                 evaluator = self._going_on.get("evaluator")
                 if evaluator is not None and parts.flow.is_finished:
                     await unless(stopping, evaluator)  # what it is at is worth having
@@ -112,6 +134,8 @@ class RoleTasks:
             self._go_on("evaluator", loop.evaluator)
         if loop.gap is not None:
             self._go_on("gap sample", loop.gap)
+        if self._ground is not None and _COLUMNS not in self._going_on:
+            self._going_on[_COLUMNS] = self._runtime.spawn(self._ground.columns_lost(), _COLUMNS)
         return actor, columns
 
     def _go_on(self, name: str, role: Role) -> None:
@@ -128,7 +152,7 @@ class RoleTasks:
         keepers: Sequence[asyncio.Task[Any]],
     ) -> None:
         """What goes on meanwhile may fail as at any other time."""
-        await self._end_in_order(actor, columns)
+        await self._end_in_order(actor, columns, is_of_trainer)
         back = self._runtime.spawn(self._back.after(lost), "going back")
         others = [*self._going_on.values(), *keepers]
         try:
@@ -141,12 +165,58 @@ class RoleTasks:
         finally:
             await end([back])
 
-    async def _end_in_order(self, actor: asyncio.Task[Any], columns: Sequence[asyncio.Task[Any]]) -> None:
-        """The actor is never cancelled between a step and its record. Raises what has failed besides."""
+    async def _told(self, error: ColumnsLost | RefLost) -> ColumnsLost:
+        """That all columns are lost. Raises `error`, if it is one column and no more."""
+        watch = self._going_on.get(_COLUMNS)
+        if watch is None:
+            raise error
+        await asyncio.wait([watch], timeout=_TOLD_S)
+        if not watch.done():
+            raise error
+        del self._going_on[_COLUMNS]
+        lost = watch.exception()
+        if not isinstance(lost, ColumnsLost):
+            raise lost or error
+        return lost
+
+    async def _fill_again(
+        self, lost: ColumnsLost, actor: asyncio.Task[Any], columns: Sequence[asyncio.Task[Any]]
+    ) -> None:
+        """The batch at hand begins again. Samples are read from the journal where they are asked for; what was computed
+        of them is computed again. Raises the loss where it comes too often."""
+        parts, flow = self._parts, self._parts.flow
+        await self._end_in_order(actor, columns, lambda error: isinstance(error, RefLost) or is_of_trainer(error))
+        if actor.exception() is not None:
+            raise lost  # in the midst of a batch's steps
+        now, committed = self._runtime.clock.now(), parts.checkpointer.committed
+        if self._fillings.after(_COLUMNS, now, batches=flow.batch, committed=committed) is not Measure.RESTART:
+            raise ColumnsLost(f"{lost}; that has come {self._fillings.most} times; --resume the run")
+        message = f"{lost}; samples are read from the journal, and what was computed of them is computed again"
+        parts.recorder.event("columns_lost", {"message": message})
+        await parts.turns.train()
+        for group in parts.models.groups:
+            await group.discard()
+        flow.fill_again()
+        for name, task in [*self._going_on.items()]:
+            if task.done() and not task.cancelled() and isinstance(task.exception(), RefLost):
+                del self._going_on[name]
+        await parts.actor.go_on(elsewhere=False)
+        if not parts.actor.has_stepped:
+            await parts.turns.generate()
+        if parts.critic is not None:
+            parts.critic.begin_again()
+
+    async def _end_in_order(
+        self,
+        actor: asyncio.Task[Any],
+        columns: Sequence[asyncio.Task[Any]],
+        is_known: Callable[[BaseException], bool],
+    ) -> None:
+        """The actor is never cancelled between a step and its record. Raises what has failed, unless it `is_known`."""
         self._parts.stop()
         await asyncio.gather(actor, return_exceptions=True)
         await end(list(columns))
         for task in (actor, *columns):
             error = None if task.cancelled() else task.exception()
-            if error is not None and not is_of_trainer(error):
+            if error is not None and not is_known(error):
                 raise error

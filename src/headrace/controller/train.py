@@ -45,6 +45,7 @@ from headrace.models.loading import resolve_device
 from headrace.observe.listeners import NOBODY, Listeners
 from headrace.observe.trace import write_trace
 from headrace.roles.workers.functions import FunctionsWorker
+from headrace.runtime.ground import on_ground
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.together import together
@@ -152,9 +153,9 @@ async def train(
                                 playing(plan, runtime, here=not plan.rollout_workers) as plan,
                                 tasks_told(plan, folder, runtime, files, event, tell),
                             ):
-                                status = await go(
-                                    plan, folder, store, restored, runtime, told_to_stop, noticed, listeners
-                                )
+                                work = go(plan, folder, store, restored, runtime, told_to_stop, noticed, listeners)
+                                ground = outside.ground
+                                status = await (work if ground is None else on_ground(ground, work, runtime))
                 except BaseException as error:
                     note_failure(store, runtime.clock.wall(), error)
                     raise
@@ -226,7 +227,9 @@ async def _train(
                     load = partial(_load_models, plan, models)
                     back = GoingBack(plan, parts, store, runtime, load, hands)
                     with outside.at_work():
-                        status = await _supervise(parts, RoleTasks(loop_of(parts), parts, runtime, back), runtime, stop)
+                        status = await _supervise(
+                            parts, RoleTasks(loop_of(parts), parts, runtime, back, outside.ground), runtime, stop
+                        )
                     store.set_status(status)
                     return status
             finally:

@@ -409,6 +409,10 @@ class Flow:
         for keeper in keepers:
             self._table.lose(keeper)
 
+    def fill_again(self) -> None:
+        """All columns that were computed are lost. Nobody who leases rows may be at work."""
+        self._table.lose_all()
+
     def _begin_again(self) -> None:
         """Nothing is known of the batch that is composed."""
         self._batch_rows = 0

@@ -263,6 +263,14 @@ class ExperienceTable:
         self._wake_filled()
         return lost.rows
 
+    def lose_all(self) -> None:
+        """All columns that a consumer writes are there no more, whoever kept them: see `lose`. Leases are ended."""
+        self.end_leases()
+        lost = self._index.lose(lambda value: isinstance(value, Ref), ())
+        for key in lost.groups:
+            self._left(key)
+        self._wake_filled()
+
     def give_back(self, lease: Lease) -> None:
         """Let others have these rows."""
         self._index.give_back(lease)

@@ -59,6 +59,9 @@ SCORER: Policy = (Rung(Measure.RESTART, 7),)
 TRAINER: Policy = (Rung(Measure.FROM_COMMIT, 3),)
 """Losses, without a commit between."""
 
+BATCH: Policy = (Rung(Measure.AGAIN, 7),)
+"""Times that a batch began, and columns were gone, without another batch between."""
+
 
 def after_failure(policy: Policy, failures: int) -> Next:
     """After so many failures in a row, at least 1."""

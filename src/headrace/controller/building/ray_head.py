@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -16,14 +17,18 @@ from pathlib import Path
 from types import MappingProxyType
 
 from headrace.errors import HeadraceError
-from headrace.roles.workers.launched_server import free_port
+from headrace.roles.workers.launched_server import NoPort, free_ports
 from headrace.sandbox.guardian import guarded
 
+_SYSTEM = {"automatic_object_spilling_enabled": False}
+"""What of it is not Ray's own choice: that nothing goes to a disk."""
 _START_S = 120.0
 _LOOK_S = 0.1
 _END_S = 10.0
-_WORDS = 2000
+_WORDS = 2**18
 """Bytes of the log's end that are looked at."""
+_ENDED = re.compile(r"exited unexpectedly:\s*\n(?:.* -- )?(\S+) \[exit code=(-?\d+)\]")
+_RAISED = re.compile(r"^[\w.]*(?:Error|Exception)\b")
 
 
 class RayHeadError(HeadraceError, RuntimeError):
@@ -36,24 +41,31 @@ class RayHead:
         self._processors = processors
         self._devices = dict(devices)
         self._log = log
+        self._said = 0
+        """Bytes that were in it before."""
         self._line: socket.socket | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
 
     def start(self) -> str:
         """Its address, once it is up. Blocking. Raises RayHeadError."""
-        port = free_port()
+        try:
+            port, other = free_ports(2)
+        except NoPort as error:
+            raise RayHeadError(f"Ray cannot be started: {error}") from error
         folder = tempfile.mkdtemp(prefix="headrace-ray-")  # short: sockets lie in it
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
             *("--node-ip-address=127.0.0.1", f"--port={port}", f"--num-cpus={self._processors}"),
-            f"--ray-client-server-port={free_port()}",  # nobody's; of its own there can be one on a machine
+            f"--ray-client-server-port={other}",  # nobody's; of its own there can be one on a machine
             *([f"--resources={json.dumps(self._devices)}"] if self._devices else []),
+            f"--system-config={json.dumps(_SYSTEM)}",
             *("--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"),
         ]
         ours, held = socket.socketpair()
         try:
             if self._log is not None:
                 self._log.parent.mkdir(parents=True, exist_ok=True)
+                self._said = self._log.stat().st_size if self._log.exists() else 0
             with held, Path(self._log or os.devnull).open("ab") as output:
                 self._guardian = subprocess.Popen(
                     guarded(command, line=held.fileno(), folder=folder, passes=()),
@@ -70,6 +82,12 @@ class RayHead:
         self._line = ours
         self._wait_for(port)
         return f"127.0.0.1:{port}"
+
+    def ended(self) -> str | None:
+        """Which of its processes have, and all with them, if any has. `ray start --block` ends with each."""
+        if self._guardian is None or self._guardian.poll() is None:
+            return None
+        return which_ended(self._text()) or self._last_words()
 
     def close(self) -> None:
         """End it, with all that it started. Blocking."""
@@ -97,7 +115,25 @@ class RayHead:
     def _last_words(self) -> str:
         if self._log is None:
             return "it has no log"
+        return last_words(self._text()) or f"see {self._log}"
+
+    def _text(self) -> str:
+        """The end of what it prints."""
         with suppress(OSError):
-            lines = self._log.read_bytes()[-_WORDS:].decode(errors="replace").splitlines()
-            return next((line.strip() for line in reversed(lines) if line.strip()), f"see {self._log}")
-        return f"see {self._log}"
+            if self._log is not None:
+                return self._log.read_bytes()[self._said :][-_WORDS:].decode(errors="replace")
+        return ""
+
+
+def which_ended(log: str) -> str | None:
+    """The process of Ray's that has ended of itself, after the log of the others; None if none has."""
+    if (found := _ENDED.search(log)) is None:
+        return None
+    name, code = found[1], int(found[2])
+    return f"{name} (ended by signal {-code})" if code < 0 else f"{name} (exit status {code})"
+
+
+def last_words(log: str) -> str:
+    """What was raised last, or else the last line; empty for an empty log."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if _RAISED.match(line)), lines[-1] if lines else "")

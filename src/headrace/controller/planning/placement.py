@@ -17,6 +17,9 @@ def teams_of(config: TrainConfig, rollouts: int) -> Teams:
     cluster, counts = config.cluster, worker_counts(config, rollouts)
     if unused := next((role for role in cluster.place if not counts[role]), None):
         raise ConfigError(f"cluster.place.{unused} places workers, and this run has none of that role; leave it out")
+    for each in cluster.sets:
+        if unused := next((role for role in each if not counts[role]), None):
+            raise ConfigError(f"cluster.colocate names {unused}, and this run has none of that role; leave it out")
     sets: list[tuple[Role, ...]] = [tuple(ROLES)] if cluster.colocate == "all" else [*map(_with_lent, cluster.sets)]
     if counts[LENT] and "trainer" in cluster.place and not any("trainer" in each for each in sets):
         sets.append(_with_lent(("trainer",)))

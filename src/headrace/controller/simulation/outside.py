@@ -222,6 +222,10 @@ class SimulatedOutside:
             plan, runtime, self._functions_faults, self._runtime.charge, lambda fault: took.update([fault])
         )
 
+    @property
+    def ground(self) -> None:
+        return None
+
     def began(self, parts: Parts) -> None:
         self._parts = parts
         self._hazards.began(parts, self._is_on)

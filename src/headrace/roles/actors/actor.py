@@ -16,6 +16,7 @@ from headrace.models.packing import PackRow, plan_microbatches
 from headrace.observe import spent
 from headrace.roles.abandoned import freed_if_left
 from headrace.roles.actors.batch_stats import BatchStats, FreshRule, StalenessRule
+from headrace.roles.actors.begun_again import BegunAgain
 from headrace.roles.actors.call_size import CallSize, in_one_call
 from headrace.roles.actors.critic import CriticRole
 from headrace.roles.actors.whole_batch import WholeBatch
@@ -160,6 +161,7 @@ class ActorRole:
         self._stopping = False
         self._train_s = 0.0
         self._call_size = CallSize()
+        self._begun_again = BegunAgain(context.runtime.clock)
         self._made: tuple[TrainedStep, ExitStack] | None = None
         """A batch that is trained, whose version is not published, or which is not recorded yet; and its refs."""
 
@@ -262,6 +264,8 @@ class ActorRole:
         except (StaleLease, RefLost) as lost:
             self._context.report("restarted_batch", {"batch": batch, "message": str(lost)})
             await self._give_up(work)
+            if isinstance(lost, RefLost):
+                await self._begun_again.after(batch, lost, until=lambda: self._stopping)
             return None
         except BaseException:
             self._free(work)  # whoever ends it knows nothing of these

@@ -11,6 +11,7 @@ from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
 from headrace.models.packing import plan_microbatches
 from headrace.roles.actors.batch_stats import StalenessRule
+from headrace.roles.actors.begun_again import BegunAgain
 from headrace.roles.actors.call_size import CallSize, in_one_call
 from headrace.roles.actors.whole_batch import WholeBatch
 from headrace.roles.context import RoleContext
@@ -58,6 +59,7 @@ class CriticRole:
         self._turns = turns
         self._changed = Signal()
         self._call_size = CallSize()
+        self._begun_again = BegunAgain(context.runtime.clock)
         self._begun: int | None = None
         """The batch of which all rows are there, and the first step is accumulated."""
         self._whole: WholeBatch | None = None
@@ -139,6 +141,8 @@ class CriticRole:
                 await self._begin(batch, [to_train(row, self._rule.chosen(row.header), _READ) for row in lease.rows])
         except (StaleLease, RefLost) as lost:
             await self._forget(str(lost), batch)
+            if isinstance(lost, RefLost):
+                await self._begun_again.after(batch, lost)
             return False
         return bool(self._leases)
 

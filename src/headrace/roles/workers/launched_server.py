@@ -184,14 +184,22 @@ class NoPort(HeadraceError, OSError):
 
 
 def free_port() -> int:
-    """Of this machine's loopback; somebody else may take it before it is used. Raises NoPort."""
-    with socket.socket() as found:
+    """See `free_ports`."""
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Of this machine's loopback, each another one; somebody else may take them before they are used. Raises NoPort."""
+    ports: list[int] = []
+    with contextlib.ExitStack() as held:
         try:
-            found.bind(("127.0.0.1", 0))
+            for _ in range(count):
+                found = held.enter_context(socket.socket())
+                found.bind(("127.0.0.1", 0))
+                ports.append(found.getsockname()[1])
         except OSError as error:
             raise NoPort(
                 f"no TCP port is free on 127.0.0.1 ({error.strerror}); end programs that hold many, or widen the "
                 "system's range (sysctl net.ipv4.ip_local_port_range)"
             ) from error
-        port: int = found.getsockname()[1]
-        return port
+    return ports

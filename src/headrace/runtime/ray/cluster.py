@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from headrace.runtime.event_loop import on_own_thread
+from headrace.runtime.ground import ColumnsLost, GroundLost
 from headrace.runtime.local.local_refs import Keepers
 from headrace.runtime.local.member_apart import MemberApart
 from headrace.runtime.local.service import Service
@@ -22,7 +24,7 @@ from headrace.runtime.process.boot import PACKAGE, path_of
 from headrace.runtime.process.origin import Origin
 from headrace.runtime.process.processes import Processes
 from headrace.runtime.protocol import Services
-from headrace.runtime.ray.joining import ClusterError, ClusterRefusal, join
+from headrace.runtime.ray.joining import ClusterError, ClusterRefusal, Reached, join
 from headrace.runtime.ray.member import RayWorker
 from headrace.runtime.ray.near_process import NearProcess
 from headrace.runtime.ray.nodes import here
@@ -30,6 +32,7 @@ from headrace.runtime.ray.refs import ActorRefs
 from headrace.runtime.ray.reservations import ROOM_LANE, Options, Reservations
 from headrace.runtime.ray.scouts import Inspection
 from headrace.runtime.ray.shelf import SHELF, Shelf
+from headrace.runtime.ray.shelf_watch import ShelfWatch
 from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Placement, WorkerLost
@@ -37,6 +40,7 @@ from headrace.runtime.workers import Placement, WorkerLost
 LANE = "ray"
 _NO_NAME = r"[^A-Za-z0-9_.-]+"
 _START_S = 120.0
+_LOOK_S = 1.0
 
 
 class Head(Protocol):
@@ -45,11 +49,14 @@ class Head(Protocol):
     def start(self) -> str:
         """Its address."""
 
+    def ended(self) -> str | None:
+        """What of it has ended, if anything has. At once."""
+
     def close(self) -> None: ...
 
 
 class RayCluster:
-    """See `Apart`.
+    """See `Apart` and `Ground`.
 
     Where all its workers are on this machine, they are near: they are spoken to, and keep columns, as processes do
     (`runtime/process/`), and Ray has their places and lives. Else all goes through Ray, and so do columns.
@@ -87,8 +94,12 @@ class RayCluster:
         self._types: Callable[[], WireTypes]
         self._refs: ActorRefs | None = None
         self._shelf: Any = None
+        self._watch: ShelfWatch | None = None
+        self._shelf_lost = asyncio.Event()
         self._joins = False
         self._is_open = False
+        self._ended = asyncio.Event()
+        """Of the cluster."""
         self._teams = teams or Teams()
         self._room_s = room_s
         self._needs = needs
@@ -113,6 +124,7 @@ class RayCluster:
             return await self._lines.open(services, types, keepers, find)
         if self._refs is None:
             await services.compute(LANE, self._set_up_shelf)
+            self._watch = ShelfWatch(self._shelf, services.clock)
             self._refs = ActorRefs("", 0, types(), self._namespace)
         return self._refs
 
@@ -121,8 +133,13 @@ class RayCluster:
         if (beside := where.beside) is not None:
             self._beside[name] = lambda: beside(rank)
         member = self._member(kind, spec, name, rank, types, where)
-        member.once_closed = lambda: self._services.compute(ROOM_LANE, self._reservations.release, name)
+        member.once_closed = lambda: self._release(name)
         return member
+
+    async def _release(self, worker: str) -> None:
+        """Nothing is kept in a cluster that has ended, where the call would not return."""
+        if not self._ended.is_set():
+            await self._services.compute(ROOM_LANE, self._reservations.release, worker)
 
     def _member(
         self, kind: type[Any], spec: object, name: str, rank: int, types: WireTypes, where: Placement
@@ -132,7 +149,9 @@ class RayCluster:
         log = None if self._logs is None else self._logs / f"{name.replace('/', '-')}.log"
         closes = callable(getattr(kind, "close", None))
         origin = Origin(path_of(kind, self._packages), self._packages, types, spec, closes, log)
-        return RayWorker(name, rank, origin, self._namespace, where, self._services, self._forget, self._room)
+        return RayWorker(
+            name, rank, origin, self._namespace, where, self._services, self._forget, self._room, self._ended
+        )
 
     def make_folder(self, name: str) -> Path:
         """See `Processes.make_folder`: of this machine."""
@@ -170,12 +189,38 @@ class RayCluster:
         assert self._refs is not None
         return await self._refs.get_soon(ref, names)
 
+    async def ended(self) -> NoReturn:
+        """See `Ground.ended`."""
+        reached: Reached | None = None
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if not self._is_open:
+                continue
+            if self._head is not None:
+                why = self._head.ended()
+            else:
+                reached = reached or Reached(ray.get_runtime_context().gcs_address)
+                why = await on_own_thread(reached.lost)
+            if why is not None:
+                self._ended.set()
+                whose = "the run's Ray" if self._head is not None else "the Ray cluster"
+                raise GroundLost(f"{whose} has ended: {why}; --resume the run once it can be there again")
+            answers = reached is None or reached.answers
+            if answers and self._watch is not None and await self._watch.is_new():
+                self._shelf_lost.set()
+
+    async def columns_lost(self) -> NoReturn:
+        """See `Ground.columns_lost`."""
+        await self._shelf_lost.wait()
+        self._shelf_lost.clear()
+        raise ColumnsLost("the actor that knew where columns are (shelf) has ended, and Ray has made it anew")
+
     async def close(self) -> None:
         """See `Apart.close`. The cluster ends where it was started here."""
         await self._lines.close()
         if self._is_open:
             self._is_open = False
-            refs, self._refs = self._refs, None
+            refs, self._refs, self._watch = self._refs, None, None
             await on_own_thread(lambda: self._leave(refs))
 
     def _connect(self) -> None:
@@ -217,16 +262,18 @@ class RayCluster:
             namespace=self._namespace,
             num_cpus=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(here(), soft=False),  # it lasts as long as the run
-            max_restarts=0,
+            max_restarts=-1,  # empty; the run then puts again what it needs
             max_concurrency=1000,
         )
         self._shelf = shelf.remote()
         ray.get(self._shelf.count.remote(), timeout=_START_S)
 
     def _leave(self, refs: ActorRefs | None) -> None:
-        self._reservations.close()
+        if not self._ended.is_set():
+            self._reservations.close()
         if refs is not None:
             refs.close()
+        if refs is not None and not self._ended.is_set():
             ray.kill(self._shelf, no_restart=True)
         if self._joins:
             ray.shutdown()

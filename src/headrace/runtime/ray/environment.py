@@ -13,6 +13,9 @@ _TOKENS = (_TOKEN, "RAY_AUTH_TOKEN_PATH")
 _MANY_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Where it is 0, Ray's own processes listen on loopback alone, on any system."""
 
+_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""After so long without the cluster's head Ray ends this process at once, 60 s unless given: the run's own end comes
+before."""
 _NICENESS = "RAY_worker_niceness"
 """Of actors, 15 unless given: whatever else computes on the machine would come first."""
 
@@ -31,10 +34,12 @@ def prepare(address: str | None) -> None:
             "of this process, import ray later, or call ray.init first"
         )
     os.environ.setdefault(_MODE, "token")
+    os.environ.setdefault(_PATIENCE, "180")
     if address is None:
         os.environ.setdefault(_MANY_NODES, "0")
         os.environ.setdefault(_NICENESS, "0")
         if not any(name in os.environ for name in _TOKENS):
             os.environ[_TOKEN] = secrets.token_hex(32)
-    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"):
+    # Ray's functions begin a cluster where there is none, as where a run's own has ended.
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "RAY_ENABLE_AUTO_CONNECT"):
         os.environ.setdefault(name, "0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,8 +21,41 @@ from headrace.runtime.ray.scouts import Inspection
 logger = logging.getLogger(__name__)
 
 _REACH_S = 20.0
+_OWN_NODE = "auto"
+"""The cluster that this machine is a node of, as a job's."""
 _WORDS = 300
 """Characters of Ray's own error."""
+
+
+class Reached:
+    """Whether a cluster that was joined is there: whether somebody listens at its head's address."""
+
+    def __init__(self, address: str, *, look_s: float = 2.0, lost_s: float = 10.0) -> None:
+        """`look_s`: between two looks, seconds. `lost_s`: nobody has to have answered for so long."""
+        self._address = address
+        self._look_s = look_s
+        self._lost_s = lost_s
+        self._looks = self._answered = time.monotonic()
+        self.answers = True
+        """When it was looked at last."""
+
+    def lost(self) -> str | None:
+        """Why it is, if it is. Blocking, for `look_s` at most."""
+        now = time.monotonic()
+        if now < self._looks:
+            return None
+        self._looks = now + self._look_s
+        host, _, port = self._address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=self._look_s).close()
+        except OSError as error:
+            self.answers = False
+            silent = time.monotonic() - self._answered
+            if silent < self._lost_s:
+                return None
+            return f"nobody has answered at its head's address {self._address} for {silent:.0f} s ({error})"
+        self._answered, self.answers = time.monotonic(), True
+        return None
 
 
 class ClusterError(HeadraceError, ConnectionError):
@@ -35,6 +69,7 @@ class ClusterRefusal(ClusterError):
 def join(address: str, namespace: str) -> None:
     """Blocking. Raises ClusterError."""
     logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of a handler for signals, which are ours to handle
+    require_address(address)
     try:
         _require_somebody(address)
         ray.init(address=address, log_to_driver=False, configure_logging=False, namespace=namespace)
@@ -75,8 +110,18 @@ def looked_at(address: str, teams: Teams, inspection: Inspection) -> tuple[Seque
             ray.shutdown()
 
 
+def require_address(address: str) -> None:
+    """Raises ClusterError for what is no HOST:PORT, where Ray itself would wait, or look for one."""
+    host, _, port = address.rpartition(":")
+    if address != _OWN_NODE and (not host or not port.isdecimal() or "/" in host):
+        raise ClusterError(
+            f"runtime.address is {address}; write HOST:PORT, the address of the cluster's head, as 127.0.0.1:6379 "
+            "(`ray start --head` prints it)"
+        )
+
+
 def _require_somebody(address: str) -> None:
     """Ray itself waits for minutes where nobody listens. Raises OSError."""
     host, _, port = address.rpartition(":")
-    if host and port.isdecimal():
+    if address != _OWN_NODE:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()

@@ -35,15 +35,18 @@ class RayWorker(MemberApart):
         services: Services,
         forget: Callable[[str, int], None],
         room: Callable[[str, int], Awaitable[Options]],
+        ended: asyncio.Event,
     ) -> None:
         """`namespace`: of the run's actors. `forget`: the refs of a keeper, below a number. `room`: where the actor of
-        a name and rank is to be, once there is room; raises WorkerLost."""
+        a name and rank is to be, once there is room; raises WorkerLost. `ended`: the cluster has, which tells of no
+        death any more."""
         super().__init__(name, rank, origin.spec, where, closes=origin.closes)
         self._origin = origin
         self._namespace = namespace
         self._services = services
         self._forget = forget
         self._room = room
+        self._cluster_ended = ended
         self._asked: AskedActor | None = None
         self._living: asyncio.Task[str] | None = None
 
@@ -54,9 +57,19 @@ class RayWorker(MemberApart):
         asked = AskedActor(actor, lambda: types, self._services, self.name, self.rank, f"controller>{self._generation}")
         asked.give_up = self.lose
         self._asked = asked
-        self._living = self._services.spawn(asked.life(), f"life of {self.name}")
+        self._living = self._services.spawn(self._life(asked), f"life of {self.name}")
         self._services.spawn(self._watch(asked, self._living), f"watch over {self.name}")
         return asked
+
+    async def _life(self, asked: AskedActor) -> str:
+        """Until it has ended, or what it is in: why."""
+        living, ended = asyncio.ensure_future(asked.life()), asyncio.ensure_future(self._cluster_ended.wait())
+        try:
+            await asyncio.wait([living, ended], return_when=asyncio.FIRST_COMPLETED)
+            return living.result() if living.done() else "the cluster that it was in has ended"
+        finally:
+            living.cancel()
+            ended.cancel()
 
     def _kill(self) -> None:
         if self._asked is not None:

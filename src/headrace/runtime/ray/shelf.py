@@ -4,6 +4,7 @@ that could be asked."""
 from __future__ import annotations
 
 import asyncio
+import secrets
 from contextlib import suppress
 from typing import Any
 
@@ -27,6 +28,7 @@ class Shelf:
         self._last: dict[str, int] = {}
         self._gone: dict[str, int] = {}
         """Numbers below this are of a keeper that ended."""
+        self._life = secrets.token_hex(8)
         self._freed_early: set[Key] = set()
         self._came = asyncio.Condition()
 
@@ -71,6 +73,16 @@ class Shelf:
             self._last[keeper] = max(below - 1, self._last.get(keeper, -1))
             self._came.notify_all()
 
+    async def told(self) -> tuple[str, dict[str, int]]:
+        """Which life of the shelf this is: another one knows nothing of what was put before. And the last number of
+        each keeper."""
+        return self._life, dict(self._last)
+
+    async def lost(self, last: dict[str, int]) -> None:
+        """An earlier life knew of the refs of these keepers up to these numbers: they are not on their way."""
+        for keeper, number in last.items():
+            await self.forget(keeper, min([number + 1, *(own for name, own in self._first if name == keeper)]))
+
     async def count(self) -> int:
         """Refs that were put and not freed."""
         return len(self._first)
@@ -86,6 +98,8 @@ class Shelf:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_ON_ITS_WAY_S):
                         await self._came.wait_for(are_here)
+                for keeper, number in keys:  # messages of one come in order: nobody waits for these again
+                    self._last[keeper] = max(number, self._last.get(keeper, -1))
 
     def _drop(self, keeper: str, number: int) -> None:
         """The object goes with its last ref."""
