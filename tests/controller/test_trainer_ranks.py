@@ -48,6 +48,7 @@ SMALL = {"trainer__max_tokens_per_microbatch": 24}
 EPOCHS = {"algorithm__epochs_per_batch": 2, "algorithm__objective": "decoupled"}
 CUT = {"rollout__sampling": {"max_new_tokens": 8, "top_p": 0.9}}
 M2PO = {"algorithm__recipe": "m2po"}
+ON_DISK = {"weights__transport": "disk"}
 CRITIC = {
     "algorithm__recipe": "ppo",
     "critic__placement": "process",
@@ -63,7 +64,7 @@ CRITIC = {
         (["d2", "t2"], EPOCHS),
         ([{"dp": 2, "zero": 2}, "d2t2"], CUT),
         (["c2"], SMALL | EPOCHS),
-        (["t2"], M2PO),
+        (["t2"], M2PO | ON_DISK),
         ([{"zero": 3}], CRITIC | {"critic__layout": "d2c2"}),
         (["p2"], SMALL | REFERENCE | EPOCHS),
         ([{"pp": 2, "schedule": "gpipe"}], CRITIC | {"critic__layout": "d2p2"}),

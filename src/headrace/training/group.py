@@ -13,11 +13,11 @@ from headrace.training.following import Following
 from headrace.training.gap import Gap
 from headrace.training.group_state import KeptReference, take, write
 from headrace.training.layouts.ranks import Layout
+from headrace.training.parts_on_disk import Opened
 from headrace.training.protocol import StepReport
 from headrace.training.rank_workers import Ranks, RankWorkers
 from headrace.training.rows.packed_rows import RowToTrain
 from headrace.training.shared_passes import SharedPasses, of_refs
-from headrace.weights.parts import OpenSlot
 from headrace.weights.plane import Departure, WeightReceiver
 from headrace.weights.receiving import receiver_at
 from headrace.weights.relay.receiver import OverRelays
@@ -220,7 +220,7 @@ class TrainerGroup:
 
     async def snapshot(self, version: Version) -> None:
         """Copy the weights as they are. Raises WeightError."""
-        opened: OpenSlot | None = await self._jointly("snapshot", version, what="a copy of the weights")
+        opened: Opened | None = await self._jointly("snapshot", version, what="a copy of the weights")
         if opened is not None:
             await self._written(opened, "seal")
 
@@ -259,7 +259,7 @@ class TrainerGroup:
     async def show_aside(self, version: Version) -> WeightReceiver:
         """The weights as they are, for one receiver alone, until `end_aside`."""
         shown = await self._jointly("show_aside", version, what="weights for one receiver")
-        if isinstance(shown, OpenSlot):
+        if isinstance(shown, Opened):
             shown = await self._written(shown, "seal_aside")
         return receiver_at(*shown)
 
@@ -341,7 +341,7 @@ class TrainerGroup:
         """What the first rank answers; asked of the others of its replica too: each has a part of what it is about."""
         return (await self._ranks.each(method, dict.fromkeys(self._layout.members(0), args), what=what))[0]
 
-    async def _written(self, opened: OpenSlot, seal: str) -> Any:
+    async def _written(self, opened: Opened, seal: str) -> Any:
         """By each rank of the first replica what it has; then the first is told to `seal` it. Raises WeightError."""
         own = dict.fromkeys(self._layout.members(0), (opened,))
         written = await self._ranks.each("write_part", own, what="its part of the weights")
