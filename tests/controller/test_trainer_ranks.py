@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,10 @@ def test_a_resumed_run_of_ranks_is_the_run_bit_for_bit(tmp_path: Path) -> None:
     trained(tmp_path / "run", layout, "trainer.batches=2", **lasting)
     saved = tmp_path / "run" / "run" / "checkpoints" / "step_2"
     assert len([*saved.glob("trainer-*-of-4.safetensors")]) == 4
+    boxes = json.loads((saved / "manifest.json").read_text())["boxes"]
+    assert sorted(boxes) == [f"trainer-{rank}-of-4.safetensors" for rank in range(4)]
+    head = [one for file in boxes.values() for name, one in file.items() if name.startswith("exp_avg.model.embed")]
+    assert sum(prod(one["shape"]) for one in head) == prod(head[0]["whole"]), "all of it, and none of it twice"
     shutil.copytree(tmp_path / "run" / "run", tmp_path / "other")
     _, again = trained(tmp_path / "run", layout, "--resume", **lasting)
     assert all(torch.equal(whole[name], tensor) for name, tensor in again.items())
