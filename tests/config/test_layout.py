@@ -12,6 +12,7 @@ import torch
 from controller_jobs import CONFIGS, make_job
 from hypothesis import given as of
 from hypothesis import strategies as st
+from transformers import ApertusConfig, GPT2Config, LlamaConfig, Olmo2Config, Phi3Config, PreTrainedConfig
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.layout import LayoutConfig, layers_of_stages
@@ -154,6 +155,29 @@ def test_places_and_layouts_go_together(job: Path, overrides: list[str], words: 
 def test_what_heads_do_not_divide_into_is_refused_with_what_fits(job: Path, layout: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_layouts(given(job, f"trainer.layout={layout}"), CONFIGS["qwen3"](), CPU)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (
+            Phi3Config,
+            r"trainer\.layout has tp, and transformers' plan to split Phi3ForCausalLM has 'colwise_gather_output'",
+        ),
+        (Olmo2Config, "transformers' plan to split Olmo2ForCausalLM has 'colwise_gather_output'; use tp: 1"),
+        (GPT2Config, "transformers has no plan to split GPT2LMHeadModel; use tp: 1"),
+        (ApertusConfig, r"plan of ApertusForCausalLM leaves model\.layers\.0\.mlp\.act_fn\.alpha_p out; use tp: 1"),
+        (LlamaConfig, None),
+    ],
+)
+def test_an_architecture_that_tensor_ranks_cannot_split_is_refused_before_it_is_loaded(
+    job: Path, kind: type[PreTrainedConfig], words: str | None
+) -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = kind(vocab_size=64, num_key_value_heads=2, pad_token_id=0, bos_token_id=1, eos_token_id=2, **shape)
+    config = given(job, "trainer.layout=t2")
+    with nullcontext() if words is None else pytest.raises(ConfigError, match=words):
+        check_layouts(config, model, CPU)
 
 
 @pytest.mark.parametrize(("layout", "words"), [("p3", "the model has 2 layers"), ("c3", "use a cp of 1, 2, 4")])

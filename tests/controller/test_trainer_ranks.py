@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,7 @@ SMALL = {"trainer__max_tokens_per_microbatch": 24}
 EPOCHS = {"algorithm__epochs_per_batch": 2, "algorithm__objective": "decoupled"}
 CUT = {"rollout__sampling": {"max_new_tokens": 8, "top_p": 0.9}}
 M2PO = {"algorithm__recipe": "m2po"}
+ON_DISK = {"weights__transport": "disk"}
 CRITIC = {
     "algorithm__recipe": "ppo",
     "critic__placement": "process",
@@ -63,7 +66,7 @@ CRITIC = {
         (["d2", "t2"], EPOCHS),
         ([{"dp": 2, "zero": 2}, "d2t2"], CUT),
         (["c2"], SMALL | EPOCHS),
-        (["t2"], M2PO),
+        (["t2"], M2PO | ON_DISK),
         ([{"zero": 3}], CRITIC | {"critic__layout": "d2c2"}),
         (["p2"], SMALL | REFERENCE | EPOCHS),
         ([{"pp": 2, "schedule": "gpipe"}], CRITIC | {"critic__layout": "d2p2"}),
@@ -101,6 +104,10 @@ def test_a_resumed_run_of_ranks_is_the_run_bit_for_bit(tmp_path: Path) -> None:
     trained(tmp_path / "run", layout, "trainer.batches=2", **lasting)
     saved = tmp_path / "run" / "run" / "checkpoints" / "step_2"
     assert len([*saved.glob("trainer-*-of-4.safetensors")]) == 4
+    boxes = json.loads((saved / "manifest.json").read_text())["boxes"]
+    assert sorted(boxes) == [f"trainer-{rank}-of-4.safetensors" for rank in range(4)]
+    head = [one for file in boxes.values() for name, one in file.items() if name.startswith("exp_avg.model.embed")]
+    assert sum(prod(one["shape"]) for one in head) == prod(head[0]["whole"]), "all of it, and none of it twice"
     shutil.copytree(tmp_path / "run" / "run", tmp_path / "other")
     _, again = trained(tmp_path / "run", layout, "--resume", **lasting)
     assert all(torch.equal(whole[name], tensor) for name, tensor in again.items())

@@ -29,11 +29,19 @@ APART = {"process": True}
         ({"engine": APART, "weights": {"transport": "disk"}}, "disk", "disk"),
         ({"engine": {"kind": "vllm"}}, "shm", "shm"),
         ({"engine": APART, "runtime": {"kind": "ray"}}, "shm", "shm"),
+        ({"trainer": {"placement": "process", "layout": "d2"}}, "shm", "cuda_ipc"),
+        ({"trainer": {"placement": "process", "layout": "t2"}}, "shm", "shm"),
     ],
 )
 def test_the_fastest_way_that_both_ends_have(sections: dict[str, object], on_cpu: str, on_cuda: str) -> None:
     assert transport_of(config(**sections), CPU) == on_cpu
     assert transport_of(config(**sections), CUDA) == on_cuda
+
+
+def test_cuda_ipc_is_not_for_ranks_that_have_a_part_each() -> None:
+    made = config(trainer={"placement": "process", "layout": {"dp": 2, "zero": 3}}, weights={"transport": "cuda_ipc"})
+    with pytest.raises(ConfigError, match=r"cuda_ipc, and trainer\.layout is d2, ZeRO-3, whose ranks have parts .*shm"):
+        transport_of(made, CUDA)
 
 
 def test_cuda_ipc_is_for_models_of_processes_on_a_cuda_device() -> None:

@@ -129,7 +129,7 @@ def processes() -> list[psutil.Process]:
 
 @pytest.mark.slow
 @pytest.mark.cpu
-@pytest.mark.parametrize(("name", "layout", "until"), [("dpo", "p2", STEPS), ("rm", "d2", 1)])
+@pytest.mark.parametrize(("name", "layout", "until"), [("dpo", "p2", STEPS), ("rm", TWO_CUT_UP, 1)])
 def test_the_two_of_a_pair_are_one_ranks(tmp_path: Path, model: Path, name: str, layout: object, until: int) -> None:
     """One is told to stop, and goes on with one rank."""
     train(name, settings(tmp_path, model, name), tmp_path / "one")

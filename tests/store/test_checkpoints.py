@@ -49,6 +49,16 @@ def test_what_a_writer_says_of_its_files_is_taken_and_a_file_of_another_length_i
     store.close()
 
 
+def test_the_manifest_tells_which_parts_of_tensors_are_in_which_file(tmp_path: Path) -> None:
+    store = create(tmp_path / "run")
+    boxes = {"master.w": {"whole": [4, 2], "begins": [2, 0], "shape": [2, 2]}}
+    prepared = store.checkpoints.prepare(3, write_model, {"model/weights.bin": Digest(5000, "as it says", boxes)})
+    manifest = json.loads((prepared.path / "manifest.json").read_text())
+    assert manifest == {"number": 3, "files": prepared.files, "boxes": {"model/weights.bin": boxes}}
+    assert prepared.files["model/weights.bin"] == {"bytes": 5000, "sha256": "as it says"}
+    store.close()
+
+
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     store = create(tmp_path / "run")
 

@@ -10,7 +10,9 @@ from devices import DEVICE
 from training_helpers import CONFIGS, gradients, load_plainly, make_rows, make_trainer, state, weights
 
 from headrace.models.packing import pack
+from headrace.training.pieces import Piece
 from headrace.training.protocol import CheckpointError, StepReport
+from headrace.training.state import read_boxes, write_part
 from headrace.training.trainer import HFTrainer
 
 
@@ -130,3 +132,14 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     make_trainer("llama").save(tmp_path)
     with pytest.raises(CheckpointError, match=r"is of another model: .* are in only one of the two"):
         make_trainer("qwen3").load(tmp_path)
+
+
+def test_what_a_rank_wrote_tells_which_part_of_what_it_is(tmp_path: Path) -> None:
+    """Rows 2 and 3 of [4, 3], and nothing of what another rank has first."""
+    state = {
+        "master.w": Piece(torch.ones(2, 3), (4, 3), (2, 0)),
+        "exp_avg.n": Piece(torch.ones(3), (3,), (0,), is_first=False),
+    }
+    file = write_part(tmp_path, 1, 2, state, {"rng.cpu": torch.zeros(8, dtype=torch.uint8)})
+    assert read_boxes(file) == {"master.w": {"whole": [4, 3], "begins": [2, 0], "shape": [2, 3]}}
+    assert read_boxes(write_part(tmp_path, 0, 1, {"master.w": Piece.of_whole(torch.ones(3))}, {})) == {}

@@ -23,6 +23,7 @@ from headrace.training.rank import TRAINER_TYPES, Task, TrainerRank
 from headrace.training.rank_workers import RankWorkers
 from headrace.training.replicas import Meeting
 from headrace.weights.shm import ShmPublisher
+from headrace.weights.transport import Transport, open_transport
 from headrace.weights.version import Version
 
 
@@ -139,22 +140,24 @@ class Halving(TrainerRank):
     kind: ClassVar[str] = "trainer"
     types: ClassVar[WireTypes] = TRAINER_TYPES
 
-    def __init__(self, folder: str, host: Host) -> None:
+    def __init__(self, told: tuple[Transport, str], host: Host) -> None:
         self.half = Half(host.rank)
-        plane, aside = (ShmPublisher(Path(folder) / name) for name in ("plane", "aside"))
+        transport, folder = told
+        plane, aside = open_transport(transport, Path(folder) / "plane"), ShmPublisher(Path(folder) / "aside")
         super().__init__(self.half, host, Task((), {}), plane=plane, aside=lambda: aside, by_parts=True)  # type: ignore[arg-type]
 
     def train(self) -> None:
         self.half.weights += 10
 
 
-def test_ranks_publish_what_each_has_for_all_and_for_one_receiver_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["shm", "disk"])
+def test_ranks_publish_what_each_has_for_all_and_for_one_receiver_alone(tmp_path: Path, transport: Transport) -> None:
     async def main() -> None:
         runtime = InlineRuntime()
         for name in ("plane", "aside"):
             (tmp_path / name).mkdir()
         try:
-            workers = await runtime.start(Halving, [str(tmp_path)] * 2, Placement())
+            workers = await runtime.start(Halving, [(transport, str(tmp_path))] * 2, Placement())
             ranks = RankWorkers(workers, runtime.clock, 1.0, Layout(dp=2, zero=2))
             group = await TrainerGroup.of("trainer", ranks)
             await ranks.each("come_together", {rank: (rank, ("", 0), 1.0, True) for rank in (0, 1)}, what="a group")

@@ -229,15 +229,11 @@ def like(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], dtype: tor
     return other
 
 
-def save_reward_model(
-    config: PreTrainedConfig,
-    tensors: Mapping[str, torch.Tensor],
-    dtype: torch.dtype,
-    tokenizer: PreTrainedTokenizerBase | None,
-    path: str | Path,
-) -> None:
-    """Write a model of `load_value_model`, which has this config and all of these `tensors`, by name, as a sequence
-    classifier of one class in `dtype`, as reward models commonly are.
+def reward_model_outline(
+    config: PreTrainedConfig, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
+    """What a model of `load_value_model` that has this config is saved as: a sequence classifier of one class in
+    `dtype`, as reward models commonly are. Without memory.
 
     Such a classifier reads its score at the last token that is not padding, and has no bias.
     """
@@ -245,17 +241,9 @@ def save_reward_model(
 
     config = copy.deepcopy(config)
     config.num_labels = 1
-    if config.pad_token_id is None and tokenizer is not None:
+    if config.pad_token_id is None:
         config.pad_token_id = tokenizer.pad_token_id
-    weights = {
-        name.replace("classifier.weight", "score.weight"): tensor
-        for name, tensor in tensors.items()
-        if name not in ("score.bias", "classifier.bias")
-    }
-    with _LOADING, quiet_transformers():
-        classifier = AutoModelForSequenceClassification.from_config(config, dtype=dtype)
-        classifier.load_state_dict(weights)
-    save_pretrained_folder(classifier, tokenizer, path)
+    return outline(config, str(config.name_or_path), AutoModelForSequenceClassification, dtype=dtype)
 
 
 def _load(

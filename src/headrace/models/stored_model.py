@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,15 +26,22 @@ class StoredModel:
     """What `save_pretrained` would write, but for the number of files. On any thread, beside whoever trains."""
 
     def __init__(
-        self, model: PreTrainedModel, dtype: torch.dtype, trained: Collection[str], *, limit: int = _LIMIT
+        self,
+        model: PreTrainedModel,
+        dtype: torch.dtype,
+        trained: Collection[str],
+        *,
+        limit: int = _LIMIT,
+        names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Of a whole `model`, in `dtype`; it has memory, but perhaps for its `trained` parameters, whose parts are to
         be written. Raises NotInParts for one whose files hold no parts of its parameters. `limit`: bytes of tensors in
-        a file."""
+        a file. `names`: what whoever writes parts calls a parameter, where that is not as `model` does."""
         tensors, more = stored_tensors(model, dtype), others(model, trained)
         if tensors is None or any(tensor.is_meta for tensor in more.values()):
             raise NotInParts
-        self._files = PartedFiles(tensors, _NAME, limit=limit)
+        told = [replace(one, parameter=names.get(one.parameter, one.parameter)) for one in tensors]
+        self._files = PartedFiles(told, _NAME, limit=limit)
         self._others = {name: tensor.detach().to("cpu", copy=True) for name, tensor in more.items()}
         self._config = copy.deepcopy(model.config)
         self._config.dtype = str(dtype).removeprefix("torch.")

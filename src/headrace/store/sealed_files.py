@@ -26,8 +26,10 @@ def seal(folder: Path, number: int, store: Files, known: Mapping[str, Digest]) -
         if (size := store.size(path)) != found.size:
             raise StoreError(f"{path} has {size} bytes, and whoever wrote it says {found.size}")
         files[name] = {"bytes": found.size, "sha256": found.sha256}
-    manifest = folder / MANIFEST_NAME
-    store.write(manifest, json.dumps({"number": number, "files": files}, indent=1).encode())
+    manifest, told = folder / MANIFEST_NAME, {"number": number, "files": files}
+    if boxes := {name: known[name].boxes for name in files if name in known and known[name].boxes}:
+        told["boxes"] = boxes
+    store.write(manifest, json.dumps(told, indent=1).encode())
     for path in [*paths, manifest, folder]:
         store.sync(path)
     return files

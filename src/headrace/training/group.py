@@ -13,17 +13,20 @@ from headrace.training.following import Following
 from headrace.training.gap import Gap
 from headrace.training.group_state import KeptReference, take, write
 from headrace.training.layouts.ranks import Layout
+from headrace.training.parts_on_disk import Opened
 from headrace.training.protocol import StepReport
 from headrace.training.rank_workers import Ranks, RankWorkers
 from headrace.training.rows.packed_rows import RowToTrain
 from headrace.training.shared_passes import SharedPasses, of_refs
-from headrace.weights.parts import OpenSlot
+from headrace.training.shares import Loads
 from headrace.weights.plane import Departure, WeightReceiver
 from headrace.weights.receiving import receiver_at
 from headrace.weights.relay.receiver import OverRelays
 from headrace.weights.relay.relays import Relays
 from headrace.weights.seen import Seen
 from headrace.weights.version import Version
+
+_ACCUMULATE = "accumulate"
 
 
 class TrainerGroup:
@@ -39,6 +42,8 @@ class TrainerGroup:
         self._receiver = receiver
         self._max_tokens = max_tokens
         self._passes = SharedPasses(ranks, max_tokens)
+        self._loads = Loads(ranks.layout.dp)
+        """Since the last step: in streaming accumulation a batch comes in many calls."""
         self._held: list[tuple[int, int]] = []
         """Of each row of the batch that is held the rank that has it, and its place there."""
         self._lengths: list[int] = []
@@ -64,6 +69,7 @@ class TrainerGroup:
         assert isinstance(self._ranks, RankWorkers), f"the {self.name} is no worker"
         await self._ranks.restart()
         self._steps = self._settled = 0
+        self._loads.forget()
         await self._leaves_elsewhere()
 
     @property
@@ -116,12 +122,13 @@ class TrainerGroup:
                 rows, self._call("accumulate", given, coefficient, what="a micro-batch")
             )
             return [ref for refs in found for ref in refs]
-        parts = self._passes.parts([len(row) for row in rows])
+        parts = self._passes.parts([len(row) for row in rows], self._loads.had(_ACCUMULATE))
         taken = {
             rank: ([[rows[place] for place in places] for places in part], coefficient)
             for rank, part in self._by_rank(parts).items()
         }
         await self._of_rows(rows, self._ranks.each("take", taken, what="rows of a micro-batch"))
+        self._loads.add(_ACCUMULATE, parts, [len(row) for row in rows])
         answers = await self._ranks.each("accumulate_taken", dict.fromkeys(taken, ()), what="a micro-batch")
         return self._passes.in_order(parts, answers, len(rows))
 
@@ -172,6 +179,7 @@ class TrainerGroup:
     async def step(self) -> StepReport:
         """See `Trainer.step`."""
         every = dict.fromkeys(range(self._layout.size), ())
+        self._loads.forget()
         if self._layout.size > 1:
             await self._ranks.each("add_up", every, what="what all ranks have of an optimiser step")
         # Nobody needs anybody for the rest of it: all that are left make it, or, if one was lost before, none has.
@@ -198,6 +206,7 @@ class TrainerGroup:
 
     async def discard(self) -> None:
         """See `TrainerRank.discard`: of all that are left."""
+        self._loads.forget()
         await self._ranks.each("discard", dict.fromkeys(self._ranks.left, ()), what="gradients to be forgotten")
 
     async def scores(self, column: str, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
@@ -208,9 +217,10 @@ class TrainerGroup:
                 rows, self._call("scores", column, list(rows), what=what)
             )
             return found
-        parts = self._passes.parts([len(row) for row in rows])
+        parts = self._passes.parts([len(row) for row in rows], self._loads.had(column))
         passes = [[(column, [rows[place] for place in places]) for places in part] for part in parts]
         answers = await self._of_rows(rows, self._passes.made("scores", passes, (column, []), what))
+        self._loads.add(column, parts, [len(row) for row in rows])
         return self._passes.in_order(parts, answers, len(rows))
 
     async def gap(self, rows: Sequence[PackRow], max_tokens: int) -> Gap | None:
@@ -220,7 +230,7 @@ class TrainerGroup:
 
     async def snapshot(self, version: Version) -> None:
         """Copy the weights as they are. Raises WeightError."""
-        opened: OpenSlot | None = await self._jointly("snapshot", version, what="a copy of the weights")
+        opened: Opened | None = await self._jointly("snapshot", version, what="a copy of the weights")
         if opened is not None:
             await self._written(opened, "seal")
 
@@ -259,7 +269,7 @@ class TrainerGroup:
     async def show_aside(self, version: Version) -> WeightReceiver:
         """The weights as they are, for one receiver alone, until `end_aside`."""
         shown = await self._jointly("show_aside", version, what="weights for one receiver")
-        if isinstance(shown, OpenSlot):
+        if isinstance(shown, Opened):
             shown = await self._written(shown, "seal_aside")
         return receiver_at(*shown)
 
@@ -284,6 +294,7 @@ class TrainerGroup:
         """See `Trainer.load`. Raises CheckpointError."""
         await self._all("load", str(path), what="its part of a checkpoint")
         self._steps = self._settled = 0
+        self._loads.forget()
 
     async def begin_from(self, path: Path, *, masters: bool, optimizer: bool) -> None:
         """See `Trainer.begin_from`. Raises CheckpointError."""
@@ -341,7 +352,7 @@ class TrainerGroup:
         """What the first rank answers; asked of the others of its replica too: each has a part of what it is about."""
         return (await self._ranks.each(method, dict.fromkeys(self._layout.members(0), args), what=what))[0]
 
-    async def _written(self, opened: OpenSlot, seal: str) -> Any:
+    async def _written(self, opened: Opened, seal: str) -> Any:
         """By each rank of the first replica what it has; then the first is told to `seal` it. Raises WeightError."""
         own = dict.fromkeys(self._layout.members(0), (opened,))
         written = await self._ranks.each("write_part", own, what="its part of the weights")

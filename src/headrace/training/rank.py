@@ -19,12 +19,14 @@ from headrace.runtime.wire.wire_types import WireTypes
 from headrace.store.media.files import Digest
 from headrace.training.gap import Gap, measure
 from headrace.training.objective import policy_columns, prepare_batch
+from headrace.training.parts_on_disk import Opened, OpenFolder, PartsOnDisk
 from headrace.training.protocol import PolicyTrainer, Saved, StepReport, Trainer, Written
 from headrace.training.replicas import At, Meeting
 from headrace.training.rows.held_rows import HeldRows
 from headrace.training.rows.packed_rows import ROW_TYPES, RowToTrain, pack_row, put_each, split
 from headrace.training.rows.spans import SPANNED, check_spans
 from headrace.training.scoring import Scoring
+from headrace.weights.disk import DiskPublisher
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.manifest import build_manifest
 from headrace.weights.parts import OpenSlot, Part, PartWriter, require_all
@@ -47,6 +49,7 @@ TRAINER_TYPES = ROW_TYPES.with_types(
     WireTypes(
         {
             "gap": Gap,
+            "open_folder": OpenFolder,
             "open_slot": OpenSlot,
             "pack_row": PackRow,
             "seen": Seen,
@@ -120,8 +123,8 @@ class TrainerRank:
         """`plane`: by which its weights leave; in this process's memory unless given. `aside`: makes one for a version
         that one receiver alone takes. `coefficient`: of a KL in the loss, which is told with the rows. `reference`: the
         copy that it keeps of its own weights, if that goes with a checkpoint. `check`: makes the swap check of the
-        present weights, where they are converted or copied on their way. `by_parts`: its weights leave, as they do
-        aside, through memory into which each rank writes what it has of them."""
+        present weights, where they are converted or copied on their way. `by_parts`: each rank writes what it has
+        of the weights into what they leave through, as they do aside; if that is in this process alone, none leave."""
         self._trainer = trainer
         self._services = services
         self._task = task
@@ -295,27 +298,29 @@ class TrainerRank:
         """Where it is."""
         return seen_here()
 
-    def snapshot(self, version: Version) -> OpenSlot | None:
+    def snapshot(self, version: Version) -> Opened | None:
         """Copy the weights as they are. Where they leave by parts that is only begun: all are to `write_part`, then the
         first is to `seal`; the others answer nothing. Raises WeightError."""
         check = None if self._check is None else self._check()
         if self._by_parts:
-            if not self._leads:
+            if not self._leads or isinstance(self._plane, MemoryPublisher):
                 return None
             self._began_s = self._services.clock.now()
             self._snapshot, opened = self._opened(self._plane, version, check)
             return opened
         if not self._leads:
-            self._take_part()
             return None
         began = self._services.clock.now()
         self._snapshot = self._plane.snapshot(version, self._trainer.tensors(), check)
         self._copied_s = self._services.clock.now() - began
         return None
 
-    def write_part(self, opened: OpenSlot) -> int:
+    def write_part(self, opened: Opened) -> int:
         """How many bytes of the version this rank has written: see `PartWriter`. Raises WeightError, RuntimeError."""
         trainer: Any = self._trainer
+        if isinstance(opened, OpenFolder):
+            boxes = ((name, piece.begin, piece.tensor.detach()) for name, piece in trainer.pieces())
+            return PartsOnDisk(trainer.outlines()).write(opened, boxes)
         dtypes = {name: outline.dtype for name, outline in trainer.outlines().items()}
         parts = (Part(name, piece.begin, piece.tensor, dtypes[name]) for name, piece in trainer.pieces())
         return self._writer.write(opened, parts)
@@ -337,7 +342,7 @@ class TrainerRank:
         size = sum(entry.size for entry in manifest.entries)
         return size, self._copied_s + self._services.clock.now() - began
 
-    def show_aside(self, version: Version) -> tuple[str, str] | OpenSlot | None:
+    def show_aside(self, version: Version) -> tuple[str, str] | Opened | None:
         """Publish the weights as they are for one receiver alone, until `end_aside`. As `plane`; where they leave by
         parts, as `snapshot`, with `seal_aside`."""
         if self._by_parts:
@@ -347,7 +352,6 @@ class TrainerRank:
             self._shown, opened = self._opened(self._aside, version)
             return opened
         if not self._leads:
-            self._take_part()
             return None
         self._aside = self._make_aside()
         self._aside.publish(version, self._trainer.tensors())
@@ -423,11 +427,16 @@ class TrainerRank:
 
     def _opened(
         self, plane: WeightPublisher, version: Version, check: SwapCheck | None = None
-    ) -> tuple[Snapshot, OpenSlot]:
+    ) -> tuple[Snapshot, Opened]:
         """What all ranks are to write into, and what it is once they have."""
-        assert isinstance(plane, ShmPublisher), "all ranks see what they write into"
         trainer: Any = self._trainer
-        manifest = build_manifest(version, trainer.outlines(), checksums=False)
+        outlines = trainer.outlines()
+        manifest = build_manifest(version, outlines, checksums=False)
+        if isinstance(plane, DiskPublisher):
+            folder = OpenFolder(str(plane.begin(manifest)))
+            PartsOnDisk(outlines).lay_out(folder)
+            return Snapshot(manifest, {}, check), folder
+        assert isinstance(plane, ShmPublisher), "all ranks see what they write into"
         slot = plane.begin(manifest)
         return Snapshot(manifest, slot.tensors, check), OpenSlot(plane.address, slot.generation)
 
@@ -440,11 +449,6 @@ class TrainerRank:
         """The meeting, where it is this rank's own."""
         meeting, self._meeting = self._meeting, None
         return at if meeting is None else meeting
-
-    def _take_part(self) -> None:
-        """In what gathers the weights for the first rank."""
-        for _ in self._trainer.tensors():
-            pass
 
     def _idle(self, *, trains: bool) -> None:
         self._of_many.idle(trains=trains)

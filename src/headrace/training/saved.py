@@ -17,7 +17,7 @@ from headrace.models.stored_model import StoredModel
 from headrace.store.media.files import digest_of
 from headrace.training.pieces import Piece
 from headrace.training.protocol import Written
-from headrace.training.state import TrainerRecord, write_part, write_record
+from headrace.training.state import TrainerRecord, read_boxes, write_part, write_record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -79,7 +79,7 @@ class SavedTrainer:
         own = write_part(path, self.rank, self.record.parts, self.state, self.rng)
         if self.rank == 0:
             write_record(path, self.record)
-        return replace(written, files={own.name: digest_of(own)})
+        return replace(written, files={own.name: replace(digest_of(own), boxes=read_boxes(own))})
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,11 @@ class SharedPasses:
     def _layout(self) -> Layout:
         return self._ranks.layout
 
-    def parts(self, lengths: Sequence[int]) -> list[list[list[int]]]:
-        """Of rows of these lengths. One rank alone has them all in one micro-batch."""
+    def parts(self, lengths: Sequence[int], had: Sequence[int] | None = None) -> list[list[list[int]]]:
+        """Of rows of these lengths. One rank alone has them all in one micro-batch. `had`: see `shares`."""
         if self._layout.size == 1:
             return [[[*range(len(lengths))]]]
-        return shares(lengths, self._layout.dp, self._max_tokens)
+        return shares(lengths, self._layout.dp, self._max_tokens, had)
 
     async def made(
         self,

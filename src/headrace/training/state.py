@@ -54,6 +54,16 @@ def write_part(path: Path, rank: int, ranks: int, state: Mapping[str, Piece], rn
     return file
 
 
+def read_boxes(file: Path) -> dict[str, dict[str, list[int]]]:
+    """Of what `write_part` wrote there: see `Digest.boxes`. Raises OSError, SafetensorError."""
+    with safe_open(file, framework="pt") as saved:
+        told = json.loads((saved.metadata() or {}).get(_BOXES, "{}"))
+        return {
+            name: {"whole": whole, "begins": begins, "shape": saved.get_slice(name).get_shape()}
+            for name, (whole, begins) in told.items()
+        }
+
+
 def write_record(path: Path, record: TrainerRecord) -> None:
     """Into the folder `path`, which is there."""
     values = asdict(record)

@@ -10,16 +10,17 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from headrace.weights import swap_check
-from headrace.weights.manifest import build_manifest, from_json, named_once, require_newer, to_json, verify
+from headrace.weights.manifest import build_manifest, checksum, from_json, named_once, require_newer, to_json, verify
 from headrace.weights.plane import (
     Manifest,
     Received,
@@ -35,7 +36,7 @@ from headrace.weights.version import Version
 T = TypeVar("T")
 
 _POINTER = "LATEST"
-_TENSORS = "weights.safetensors"
+TENSORS = "weights.safetensors"
 _MANIFEST = "manifest.json"
 _CHECK = "check.json"
 
@@ -53,6 +54,7 @@ class DiskPublisher(WeightPublisher):
             raise ValueError(f"keep is {keep}; the newest version at least must be kept")
         self._folder = Path(folder)
         self._keep = keep
+        self._begun: Manifest | None = None
 
     def snapshot(
         self, version: Version, tensors: Iterable[tuple[str, torch.Tensor]], check: SwapCheck | None = None
@@ -63,26 +65,40 @@ class DiskPublisher(WeightPublisher):
         copies = {name: tensor.detach().clone() for name, tensor in named_once(version, tensors)}
         return Snapshot(build_manifest(version, copies, checksums=False), MappingProxyType(copies), check)
 
+    def begin(self, manifest: Manifest) -> Path:
+        """For whoever writes a version's tensors, as they come, into the file `TENSORS` of this folder, which nobody
+        takes for a version until it is sent. Raises WeightError, as `snapshot`."""
+        require_newer(manifest.version, _pointed(self._folder))
+        try:
+            making = self._empty(manifest.version)
+        except OSError as error:
+            raise self._cannot(manifest.version, error) from error
+        self._begun = manifest
+        return making
+
     def send(self, snapshot: Snapshot) -> Manifest:
-        """See `WeightPublisher.send`."""
+        """See `WeightPublisher.send`: the snapshot's tensors, or those that were written since `begin`."""
         version = snapshot.version
         require_newer(version, _pointed(self._folder))
-        making, made = self._folder / f"making-{_name(version)}", self._folder / _name(version)
+        making, made = self._making(version), self._folder / _name(version)
+        begun, self._begun = self._begun, None
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            for leftover in (*self._folder.glob("making-*"), made):
-                shutil.rmtree(leftover, ignore_errors=True)
-            making.mkdir()
+            if snapshot.manifest is begun:
+                manifest = _told(making, begun)
+            else:
+                manifest = _write(self._empty(version), version, dict(_storable(snapshot.tensors.items())))
             if snapshot.check is not None:
                 (making / _CHECK).write_bytes(swap_check.to_json(snapshot.check))
                 _flush(making / _CHECK)
-            manifest = _write(making, version, dict(_storable(snapshot.tensors.items())))
+            (making / _MANIFEST).write_bytes(to_json(manifest))
+            for path in (making / TENSORS, making / _MANIFEST, making):
+                _flush(path)
             making.rename(made)
             _flush(self._folder)
             self._point_to(version)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(making, ignore_errors=True)
-            raise WeightError(f"cannot publish {version} in {self._folder}: {error}; make room there") from error
+            raise self._cannot(version, error) from error
         for _, stale in sorted(_versions(self._folder))[: -self._keep]:
             shutil.rmtree(stale, ignore_errors=True)
         return manifest
@@ -93,6 +109,21 @@ class DiskPublisher(WeightPublisher):
 
     def receiver(self) -> DiskReceiver:
         return DiskReceiver(self._folder)
+
+    def _making(self, version: Version) -> Path:
+        return self._folder / f"making-{_name(version)}"
+
+    def _empty(self, version: Version) -> Path:
+        """A new folder for a version in the making; what was left of others, and of this one, goes. Raises OSError."""
+        making = self._making(version)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for leftover in (*self._folder.glob("making-*"), self._folder / _name(version)):
+            shutil.rmtree(leftover, ignore_errors=True)
+        making.mkdir()
+        return making
+
+    def _cannot(self, version: Version, error: Exception) -> WeightError:
+        return WeightError(f"cannot publish {version} in {self._folder}: {error}; make room there")
 
     def _point_to(self, version: Version) -> None:
         pointer = self._folder / f"{_POINTER}.new"
@@ -152,7 +183,7 @@ class DiskReceiver(WeightReceiver):
 
     def _read(self) -> Received:
         manifest, check = self._told()
-        tensors_file = self._folder / _name(manifest.version) / _TENSORS
+        tensors_file = self._folder / _name(manifest.version) / TENSORS
         try:
             tensors = load_file(tensors_file)
         except FileNotFoundError as error:
@@ -180,11 +211,15 @@ def _storable(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str
 
 def _write(folder: Path, version: Version, tensors: dict[str, torch.Tensor]) -> Manifest:
     manifest = build_manifest(version, tensors)
-    save_file(tensors, folder / _TENSORS)
-    (folder / _MANIFEST).write_bytes(to_json(manifest))
-    for path in (folder / _TENSORS, folder / _MANIFEST, folder):
-        _flush(path)
+    save_file(tensors, folder / TENSORS)
     return manifest
+
+
+def _told(folder: Path, manifest: Manifest) -> Manifest:
+    """With checksums of what others wrote there, which is read a tensor at a time."""
+    with safe_open(folder / TENSORS, framework="pt") as file:
+        sums = {entry.name: checksum(file.get_tensor(entry.name)) for entry in manifest.entries}
+    return replace(manifest, entries=tuple(replace(each, checksum=sums[each.name]) for each in manifest.entries))
 
 
 def _flush(path: Path) -> None:

@@ -10,7 +10,7 @@ from headrace.config import ConfigError, TrainConfig
 from headrace.config.layout import LayoutConfig
 from headrace.config.places import key_of, layouts_of
 from headrace.models.experts import experts_per_token, routed_bytes
-from headrace.models.loading import read_model_config
+from headrace.models.loading import outline, read_model_config
 from headrace.models.routing import ROUTED_TYPES
 
 
@@ -36,6 +36,8 @@ def check_layout(
     if layout.ep > 1 or (layout.tp > 1 and experts_per_token(model)):
         _check_experts(name, layout, model)
     _check_divides(name, layout, model.get_text_config())
+    if layout.tp > 1:
+        _check_split(name, model)
 
 
 def config_of_kind(kind: str, config: TrainConfig, policy: Any) -> Any:
@@ -89,6 +91,16 @@ def _check_experts(name: str, layout: LayoutConfig, policy: Any) -> None:
             f"layer, whose matrices of {rows[0]} and {rows[1]} rows are cut up among {ranks // ep} rank(s) that have "
             f"the same ones; use an ep of {', '.join(map(str, fits))}"
         )
+
+
+def _check_split(name: str, policy: Any) -> None:
+    """As the ranks see it, of the model without memory."""
+    from headrace.training.layouts.sharding import check_split  # torch takes its time to import what cuts models up
+
+    try:
+        check_split(outline(policy, str(policy.name_or_path)))
+    except ConfigError as error:
+        raise ConfigError(f"{name}.{error}") from error
 
 
 def _check_divides(name: str, layout: LayoutConfig, text: Any) -> None:

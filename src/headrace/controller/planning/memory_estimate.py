@@ -209,7 +209,7 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     transport = transport_of(config, device)
     if transport in ("memory", "cuda_ipc") or (transport == "shm" and device.type == "cpu"):
         uses[_PLANE] = 2 * trainer_bytes * parameters
-    else:
+    elif not (transport == "disk" and layout.stage):  # ranks write it there as it is
         uses[_LEAVING] = trainer_bytes * parameters
     algorithm = config.algorithm
 

@@ -12,11 +12,10 @@ from headrace.algorithms.aggregation import aggregate
 from headrace.algorithms.losses import Loss, sft
 from headrace.algorithms.pieces import not_a_loss
 from headrace.config import SFTConfig
-from headrace.models.loading import load_causal_lm
 from headrace.models.logprobs import token_columns
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
-from headrace.offline.trained.trained_model import TrainedModel, trainer_of
+from headrace.offline.trained.trained_model import LANGUAGE_MODEL, TrainedModel, loaded, trainer_of
 from headrace.training.layouts.ranks import Layout
 from headrace.training.own_functions import load_piece
 from headrace.training.protocol import LossTerms
@@ -42,8 +41,8 @@ def demonstrations_model(config: SFTConfig, device: torch.device, steps: int, la
         numerator, denominator = aggregate(per_token, micro.mask, micro.sample_index)
         return LossTerms(numerator=numerator, denominator=denominator)
 
-    model = load_causal_lm(config.model.path, dtype=torch.float32, device=device)
-    trainer = trainer_of(config, model, objective, steps, layout)
+    model, source = loaded(LANGUAGE_MODEL, config, device, layout)
+    trainer = trainer_of(config, model, objective, steps, layout, source=source)
 
     def measure(micro: MicroBatch) -> LossTerms:
         """With how many tokens of the responses are the model's first choice."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -14,11 +13,12 @@ from headrace.algorithms.losses import PairLoss, preference, reward_ranking
 from headrace.algorithms.losses.pairs import Preference
 from headrace.algorithms.pieces import not_a_pair_loss
 from headrace.config import DPOConfig, RMConfig
-from headrace.models.loading import load_causal_lm, load_tokenizer, load_value_model, save_reward_model
+from headrace.models.loading import load_tokenizer
 from headrace.models.packing import MicroBatch
 from headrace.models.values import sample_scores
 from headrace.offline.pair_stats import of_preference, of_scores
-from headrace.offline.trained.trained_model import TrainedModel, trainer_of
+from headrace.offline.trained.reward_model_files import RewardModelFiles
+from headrace.offline.trained.trained_model import LANGUAGE_MODEL, VALUE_MODEL, TrainedModel, loaded, trainer_of
 from headrace.training.layouts.ranks import Layout
 from headrace.training.own_functions import load_piece
 from headrace.training.protocol import LossTerms, Scalar
@@ -55,8 +55,8 @@ def preference_model(config: DPOConfig, device: torch.device, steps: int, layout
         pairs = loss(logprobs, reference, micro.mask, micro.sample_index, *_of_samples(micro))
         return _terms(pairs, of_preference(logprobs, reference, micro, beta=config.beta, per_length=config.per_length))
 
-    model = load_causal_lm(config.model.path, dtype=torch.float32, device=device)
-    trainer = trainer_of(config, model, objective, steps, layout, together=2)
+    model, source = loaded(LANGUAGE_MODEL, config, device, layout)
+    trainer = trainer_of(config, model, objective, steps, layout, source=source, together=2)
     return TrainedModel(trainer, lambda micro: objective(trainer.outputs(micro), micro), trainer.export)
 
 
@@ -69,20 +69,10 @@ def scoring_model(config: RMConfig, device: torch.device, steps: int, layout: La
         scores = outputs[micro.sequence_starts[1:].to(outputs.device) - 1]
         return _terms(loss(scores, *_of_samples(micro)), of_scores(scores))
 
-    model = load_value_model(config.model.path, dtype=torch.float32, device=device)
-    trainer = trainer_of(config, model, objective, steps, layout, outputs=sample_scores, together=2)
-
-    def export(path: Path) -> None:
-        weights = trainer.gathered()
-        if trainer.is_first:
-            save_reward_model(
-                trainer.model.config,
-                weights,
-                getattr(torch, config.model.dtype),
-                load_tokenizer(config.model.path),
-                path,
-            )
-
+    model, source = loaded(VALUE_MODEL, config, device, layout)
+    files = RewardModelFiles(model, getattr(torch, config.model.dtype), load_tokenizer(config.model.path))
+    trainer = trainer_of(config, model, objective, steps, layout, outputs=sample_scores, source=source, together=2)
+    export = partial(files.write, trainer)
     return TrainedModel(trainer, lambda micro: objective(trainer.outputs(micro), micro), export)
 
 

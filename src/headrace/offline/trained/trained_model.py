@@ -13,8 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.config import DPOConfig, RMConfig, SFTConfig
-from headrace.models.loading import load_tokenizer
+from headrace.models.file_weights import FileWeights
+from headrace.models.loading import load_causal_lm, load_tokenizer, load_value_model
 from headrace.models.packing import MicroBatch, PackRow, pack
+from headrace.models.skeleton import Skeleton, causal_lm_skeleton, value_model_skeleton
 from headrace.training.layouts.ranks import Layout
 from headrace.training.merging import plain
 from headrace.training.protocol import Loss, LossTerms
@@ -23,6 +25,10 @@ from headrace.training.trainer import HFTrainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+LANGUAGE_MODEL = load_causal_lm, causal_lm_skeleton
+VALUE_MODEL = load_value_model, value_model_skeleton
+"""How a kind of model is loaded, whole and without its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,18 @@ class TrainedModel:
             return []
         found = self.trainer.logprobs(pack(rows)).cpu().numpy()
         return np.split(found, np.cumsum([len(row) for row in rows])[:-1])
+
+
+def loaded(
+    kind: tuple[Callable[..., PreTrainedModel], Callable[..., Skeleton | None]],
+    config: SFTConfig | RMConfig | DPOConfig,
+    device: torch.device,
+    layout: Layout,
+) -> tuple[PreTrainedModel, FileWeights | None]:
+    """The model, and where a rank reads its own part of the weights, if the model has none. Raises ConfigError."""
+    whole, skeleton = kind
+    found = skeleton(config.model.path, device) if layout.joint else None
+    return found or (whole(config.model.path, dtype=torch.float32, device=device), None)
 
 
 def trainer_of(

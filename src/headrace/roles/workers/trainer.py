@@ -108,7 +108,7 @@ class TrainerWorker(TrainerRank):
             coefficient=coefficient,
             reference=HybridReference(trainer),
             check=_check(spec, trainer),
-            by_parts=layout_of(config.trainer.layout).joint and spec.transport == "shm",
+            by_parts=layout_of(config.trainer.layout).joint,
         )
 
 

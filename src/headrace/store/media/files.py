@@ -6,9 +6,9 @@ import hashlib
 import os
 import shutil
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Literal, Protocol
@@ -233,6 +233,9 @@ class Digest:
     size: int
     """Bytes."""
     sha256: str
+    boxes: Mapping[str, Mapping[str, Sequence[int]]] = field(default_factory=dict)
+    """Of each tensor in it that is part of a larger one: `whole`, the shape of that; where it `begins` there; and its
+    own `shape`."""
 
 
 def digest_of(path: Path, files: Files = LOCAL) -> Digest:

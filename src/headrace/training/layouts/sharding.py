@@ -42,7 +42,22 @@ _HEAD_NORMS = ("q_norm", "k_norm")
 
 def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     """Tensor parallel over `mesh` (one dimension), sequence parallel where norms work. Every parameter becomes a
-    DTensor. Raises ConfigError for an architecture that transformers has no plan for, or one with other parts."""
+    DTensor. Raises ConfigError, as `check_split`."""
+    styles = check_split(model)
+    base = model.base_model
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    has_embedding, has_head = (hasattr(module, "weight") for module in (embedding, head))  # a stage may have neither
+    tied = has_embedding and has_head and head.weight is embedding.weight
+    parallelize_module(base, mesh, styles)
+    if has_head:
+        parallelize_module(head, mesh, ColwiseParallel())
+    if tied:  # each was cut by itself
+        head.weight = embedding.weight
+
+
+def check_split(model: PreTrainedModel) -> dict[str, ParallelStyle]:
+    """How each module of the base model is split among tensor ranks, by name; the model may be without memory. Raises
+    ConfigError for an architecture that transformers has no plan for, or one with other parts."""
     plan = _plan_of(model)
     base = model.base_model
     experts = expert_modules(base)
@@ -67,22 +82,23 @@ def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
             styles[name] = ColwiseParallel() if style == _COLUMNS else RowwiseParallel(output_layouts=Shard(1))
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     inside = {id(module): name for name, module in base.named_modules()}
-    has_embedding, has_head = (hasattr(module, "weight") for module in (embedding, head))  # a stage may have neither
-    if has_embedding:
+    if hasattr(embedding, "weight"):
+        if id(embedding) not in inside:
+            raise ConfigError(f"layout has tp, and {type(model).__name__} has its embedding elsewhere; use tp: 1")
         styles[inside[id(embedding)]] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
-    tied = has_embedding and has_head and head.weight is embedding.weight
-    parallelize_module(base, mesh, styles)
-    if has_head:
-        parallelize_module(head, mesh, ColwiseParallel())
-    if tied:  # each was cut by itself
-        head.weight = embedding.weight
-    others = {id(parameter) for module in experts for parameter in module.parameters()}  # `shard` cuts them up
-    named = ((name, each) for name, each in model.named_parameters() if id(each) not in others)
-    if left := [name for name, each in named if not hasattr(each, "placements")]:
+    split = {id(each) for name, style in styles.items() for each in _of(base.get_submodule(name), style)}
+    split |= {id(each) for module in experts for each in module.parameters()}  # `shard` cuts them up
+    split |= {id(each) for each in (head.parameters() if isinstance(head, nn.Module) else ())}
+    if left := [name for name, each in model.named_parameters() if id(each) not in split]:
         raise ConfigError(
-            f"layout has tp {mesh.size()}, and transformers' plan of {type(model).__name__} leaves {left[0]} out; "
-            "use tp: 1"
+            f"layout has tp, and transformers' plan of {type(model).__name__} leaves {left[0]} out; use tp: 1"
         )
+    return styles
+
+
+def _of(module: nn.Module, style: ParallelStyle) -> Iterator[nn.Parameter]:
+    """Parameters that are split by a module's style; some only see to what goes in."""
+    return iter(()) if isinstance(style, PrepareModuleInput) else module.parameters(recurse=False)
 
 
 def shard(
