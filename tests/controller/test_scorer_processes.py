@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from controller_jobs import make_job, make_model
+from controller_jobs import ALONE, make_job, make_model
 from safetensors.torch import load_file
 
 from headrace.cli.main import main
@@ -24,7 +24,7 @@ KL = {"algorithm__kl__coefficient": 0.1}
 
 def trained(folder: Path, **changes: Any) -> list[dict[str, Any]]:
     """The batches' records of a finished run in `sync`."""
-    job = make_job(folder / "job", trainer__batches=3, async__mode="sync", runtime__threads=1, **changes)
+    job = make_job(folder / "job", trainer__batches=3, async__mode="sync", runtime__threads=1, **ALONE, **changes)
     assert main(["train", str(job), "data.shuffle=false", "--dir", str(folder / "run"), "--plain"]) == 0
     with RunReader(folder / "run") as reader:
         assert reader.status().name == "finished"

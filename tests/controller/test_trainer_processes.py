@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from controller_jobs import make_job
+from controller_jobs import ALONE, make_job
 from devices import BETWEEN_PROCESSES
 from safetensors.torch import load_file
 
@@ -57,7 +57,7 @@ def loss(logprobs, proximal, advantages, mask, sample_index):
 
 def trained(folder: Path, **changes: Any) -> list[dict[str, Any]]:
     """The batches' records of a finished run in `sync`."""
-    job = make_job(folder / "job", trainer__batches=3, async__mode="sync", runtime__threads=1, **changes)
+    job = make_job(folder / "job", trainer__batches=3, async__mode="sync", runtime__threads=1, **ALONE, **changes)
     assert main(["train", str(job), "data.shuffle=false", "--dir", str(folder / "run"), "--plain"]) == 0
     with RunReader(folder / "run") as reader:
         assert reader.status().name == "finished"

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from controller_jobs import make_job
+from controller_jobs import ALONE, make_job
 from safetensors.torch import load_file
 
 from headrace.cli.main import main
@@ -99,7 +99,10 @@ def test_ranks_step_as_one_does(tmp_path: Path, layouts: list[object], changes: 
 
 def test_a_resumed_run_of_ranks_is_the_run_bit_for_bit(tmp_path: Path) -> None:
     """And one that goes on in another layout is it to rounding."""
-    layout, lasting = {"dp": 2, "tp": 2, "zero": 2}, {"trainer__batches": 3, "trainer__optimizer": {"lr": 1e-3}}
+    layout, lasting = (
+        {"dp": 2, "tp": 2, "zero": 2},
+        {"trainer__batches": 3, "trainer__optimizer": {"lr": 1e-3}, **ALONE},
+    )
     _, whole = trained(tmp_path / "whole", layout, **lasting)
     trained(tmp_path / "run", layout, "trainer.batches=2", **lasting)
     saved = tmp_path / "run" / "run" / "checkpoints" / "step_2"
@@ -158,8 +161,7 @@ def kill_ranks(monkeypatch: pytest.MonkeyPatch, kills: Kills) -> list[tuple[str,
         # Between the two steps of a batch: the first one is made, by all; or by those that are left.
         (
             {"dp": 2, "replicas": 2, "tp": 2},
-            # What is decoded alone has the same log-probs each time, which this objective reads.
-            EPOCHS | {"trainer__batches": 3, "engine__max_concurrent_sequences": 1},
+            EPOCHS | {"trainer__batches": 3},
             {("add_up", 1): 3, ("step", 3): 0},
         ),
     ],
@@ -169,7 +171,13 @@ def test_what_another_replica_has_whole_is_healed_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, int], changes: dict[str, Any], kills: Kills
 ) -> None:
     """Whenever it dies: weights are those of a run in which none does, on one branch, and no batch counts twice."""
-    often = {"trainer__batches": 5, "trainer__optimizer": {"lr": 1e-3}, "runtime__restarts": {"most": 9}, **changes}
+    often = {
+        "trainer__batches": 5,
+        "trainer__optimizer": {"lr": 1e-3},
+        "runtime__restarts": {"most": 9},
+        **ALONE,
+        **changes,
+    }
     whole, weights = trained(tmp_path / "whole", layout, **often)
     kill_ranks(monkeypatch, kills)
     records, healed = trained(tmp_path / "healed", layout, **often)

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from controller_jobs import make_job
+from controller_jobs import ALONE, make_job
 from safetensors.torch import load_file
 
 from headrace.cli.main import main
@@ -18,6 +18,7 @@ from headrace.weights.relay.relays import Relays
 pytestmark = [pytest.mark.slow, pytest.mark.cpu]
 
 APART: dict[str, Any] = {
+    **ALONE,
     "engine__process": True,
     "trainer__placement": "process",
     "async__mode": "sync",

@@ -76,6 +76,11 @@ def make_model(folder: Path, architecture: str = "qwen3") -> Path:
     return folder
 
 
+ALONE = {"engine__max_concurrent_sequences": 1}
+"""What is decoded alone has the same log-probs each time, bit for bit. Otherwise their last bits depend on what is
+decoded beside it, and so on time."""
+
+
 def make_job(folder: Path, **changes: object) -> Path:
     """Model, data, reward and config in `folder`; returns the config's path. `changes` are dotted keys with `__`."""
     folder.mkdir(parents=True, exist_ok=True)
