@@ -7,11 +7,13 @@ import os
 import pytest
 
 try:
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 except ImportError:  # the trackers' environment does without
     pass
 else:
-    settings.register_profile("suite", derandomize=True)
+    # How long something takes is no test's matter: the machine may have others at work.
+    slow = [HealthCheck.too_slow]
+    settings.register_profile("suite", derandomize=True, deadline=None, suppress_health_check=slow)
     settings.load_profile("suite")
 
 # Several processes of tests share the processors: a team of threads that waits in a loop keeps the others from work.

@@ -16,6 +16,7 @@ import torch
 from engines_helpers import VOCAB, collect, prompt, request, serving, tiny_model
 
 from headrace.engines.protocol import SwapMode
+from headrace.models.packed_lm import PackedLM
 from headrace.training.frozen import FrozenScorer
 from headrace.training.taking import scored, taken
 from headrace.weights import swap_check
@@ -40,7 +41,7 @@ def check_of(model: Any, temperature: float = 0.8, *, routes: bool = True) -> Sw
         partial(scored, scorer.logprobs),
         temperature=temperature,
         dtype=dtype,
-        routed=scorer._lm.routed if routes else None,
+        routed=PackedLM(copy.deepcopy(model)).routed if routes else None,
     )
 
 
@@ -253,13 +254,13 @@ def test_what_is_no_number_on_both_sides_is_no_difference() -> None:
 
 
 def test_a_scorer_refuses_a_publication_of_another_model_before_it_loads_any_of_it(publisher: WeightPublisher) -> None:
-    model, new = FrozenScorer(copy.deepcopy(tiny_model("qwen3", 0))), tiny_model("qwen3", 1)
-    before = {name: value.clone() for name, value in model._model.named_parameters()}
+    own, new = copy.deepcopy(tiny_model("qwen3", 0)), tiny_model("qwen3", 1)
+    model, before = FrozenScorer(own), {name: value.clone() for name, value in own.named_parameters()}
     named = list(new.named_parameters())
     publisher.publish(ONE, named[:-1])
     with pytest.raises(WeightError, match="does not fit the model: it lacks 1 tensors"):
         taken(model, publisher.receiver())
-    assert all(torch.equal(value, before[name]) for name, value in model._model.named_parameters())
+    assert all(torch.equal(value, before[name]) for name, value in own.named_parameters())
 
 
 def test_a_norm_of_another_shape_is_not_broadcast(publisher: WeightPublisher) -> None:

@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 from aiohttp import WSMsgType, web
 
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'headrace[cluster]'")
+pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'headrace[cluster]'"),
+    pytest.mark.usefixtures("ray_imported"),
+]
 
 Tail = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
