@@ -22,6 +22,17 @@ APART = {
     "trainer__placement": "process",
     "functions__placement": "process",
 }
+PARTS = {
+    "engine__process": True,
+    "weights__transport": "collective",
+    "trainer__placement": "process",
+    "trainer__layout": "d2",
+    "algorithm__recipe": "ppo",
+    "algorithm__advantage": "gae",
+    "critic__placement": "process",
+    "algorithm__kl__coefficient": 0.1,
+    "reference__placement": "process",
+}
 MOSTLY_WORKERS = {
     "rollout": 8.0,
     "functions": 3.0,
@@ -36,16 +47,15 @@ MOSTLY_WORKERS = {
 
 
 def killing(tmp_path: Path, seed: int, **changes: object) -> Killing:
-    job = make_job(
-        tmp_path / "job",
-        trainer__batches=100_000,
-        async__max_staleness=ETA,
-        algorithm__advantage="reinforce_plus_plus",
-        checkpoint__every=4,
-        record__journal="all",
-        data__eval=None,
-        **changes,
-    )
+    given = {
+        "trainer__batches": 100_000,
+        "async__max_staleness": ETA,
+        "algorithm__advantage": "reinforce_plus_plus",
+        "checkpoint__every": 4,
+        "record__journal": "all",
+        "data__eval": None,
+    }
+    job = make_job(tmp_path / "job", **{**given, **changes})
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "headrace.cli.main", "train", str(job), "--dir", str(folder), "--plain"]
     return Killing(command, folder, seed, tmp_path / "said.log")
@@ -61,6 +71,20 @@ def test_of_whatever_is_killed_nothing_is_lost_and_nothing_counts_twice(tmp_path
     finally:
         run.close()
     assert run.killed.total() == KILLS, run.killed
+    came_to = require_nothing_lost(run.folder, ETA)
+    sys.stderr.write(f"killed {dict(run.killed)} in {run.lives} lives; groups that were finished: {dict(came_to)}\n")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240 + KILLS)
+def test_of_ranks_scorers_and_relays(tmp_path: Path) -> None:
+    run = killing(tmp_path, 2, **PARTS)
+    try:
+        run.kill(KILLS // 8, {"trainer": 3.0, "relay": 3.0, "critic": 2.0, "reference": 2.0, "engine": 1.0}, mean_s=3.0)
+        run.finish(4)
+    finally:
+        run.close()
+    assert run.killed.total() == KILLS // 8, run.killed
     came_to = require_nothing_lost(run.folder, ETA)
     sys.stderr.write(f"killed {dict(run.killed)} in {run.lives} lives; groups that were finished: {dict(came_to)}\n")
 
