@@ -182,7 +182,7 @@ def refused(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch):
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("the model was loaded before the input was checked")
 
-    monkeypatch.setattr(of_demonstrations, "load_causal_lm", forbidden)
+    monkeypatch.setattr(of_demonstrations, "loaded", forbidden)
 
     def run(*lines: object) -> str:
         with pytest.raises(ConfigError) as error:
@@ -267,7 +267,7 @@ def test_an_output_folder_that_cannot_be_written_is_refused_before_the_model_is_
     def forbidden(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(of_demonstrations, "load_causal_lm", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(of_demonstrations, "loaded", lambda *_, **__: pytest.fail("the model was loaded"))
     monkeypatch.setattr(Path, "mkdir", forbidden)  # root, who may run the tests, is refused nothing
     with pytest.raises(ConfigError, match=r"out cannot be written: Permission denied; correct its permissions"):
         run_sft(make_config(tmp_path, model), tmp_path / "out", report=no_report, now=stopped_clock)

@@ -4,7 +4,6 @@ test_submit.py."""
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
@@ -14,10 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import WSMsgType, web
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'headrace[cluster]'"),
-    pytest.mark.usefixtures("ray_imported"),
-]
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'headrace[cluster]'")
 
 Tail = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -99,8 +95,7 @@ async def served(server: Server) -> AsyncIterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64})
+def soon(monkeypatch: pytest.MonkeyPatch, ray_imported: None) -> None:
     from headrace.runtime.ray import jobs
 
     monkeypatch.setattr(jobs, "_LOOK_S", 0.01)
