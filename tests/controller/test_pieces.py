@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from controller_jobs import make_job, make_model
+from controller_jobs import ALONE, make_job, make_model
 from safetensors.torch import load_file
 
 from headrace.algorithms.pieces import PieceError
@@ -98,7 +98,7 @@ def a_tensor(*args):
 
 
 def run(folder: Path, **changes: object) -> Ended:
-    job = make_job(folder, **{"rollout__filters": [], "trainer__batches": 3, "async__mode": "sync", **changes})
+    job = make_job(folder, **{**ALONE, "rollout__filters": [], "trainer__batches": 3, "async__mode": "sync", **changes})
     return asyncio.run(train(make_plan(load_config(TrainConfig, job)), folder / "run", "new"))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from controller_jobs import make_job, start
+from controller_jobs import ALONE, make_job, start
 from safetensors.torch import load_file
 
 from headrace.cli.main import main
@@ -24,7 +24,7 @@ def train(job: Path, folder: Path, *more: str) -> int:
 
 def on_policy(folder: Path, **changes: object) -> Path:
     settings = {"async__mode": "sync", "rollout__filters": [], "data__eval": None, "runtime__threads": 1, **changes}
-    return make_job(folder, **settings)
+    return make_job(folder, **{**ALONE, **settings})
 
 
 def rates(folder: Path) -> list[float]:

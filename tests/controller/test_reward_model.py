@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from controller_jobs import make_job, make_model, run, start
+from controller_jobs import ALONE, make_job, make_model, run, start
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -170,7 +170,7 @@ def test_evaluation_apart_from_a_run_scores_with_it_too(tmp_path: Path, reward_m
 @pytest.mark.slow
 @pytest.mark.cpu
 def test_a_run_is_the_same_wherever_the_model_is(tmp_path: Path, reward_model: Path) -> None:
-    alike = {"rollout__workers": 0, "data__shuffle": False}  # requests of a worker come in any order
+    alike = {**ALONE, "rollout__workers": 0, "data__shuffle": False}  # requests of a worker come in any order
     records: dict[str, list[Any]] = {}
     for place in ("own", "process"):
         job = job_with(tmp_path / place, {"model": {"path": str(reward_model), "placement": place}}, **alike)

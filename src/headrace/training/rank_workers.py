@@ -22,8 +22,8 @@ from headrace.training.rows.spans import StalenessError
 from headrace.weights.addresses import LOOPBACK
 from headrace.weights.plane import WeightError
 
-_LOST_S = 5.0
-"""In which it is known which rank it was that others do not hear of any more."""
+_LOST_S = 20.0
+"""In which it is known which rank it was that others do not hear of: a cluster tells of a lost node within 15."""
 
 _ERRORS: dict[str, type[Exception]] = {
     each.__name__: each for each in (CheckpointError, ConfigError, OSError, PieceError, StalenessError, WeightError)
