@@ -47,8 +47,10 @@ def refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
         raise AssertionError("a model was loaded before the input was checked")
 
     loads = ("controller.building.engine_workers", "roles.workers.engine", "roles.workers.trainer", "models.loading")
-    for place in (*loads, "offline.trained.of_demonstrations", "offline.trained.of_pairs"):
+    for place in loads:
         monkeypatch.setattr(f"headrace.{place}.load_causal_lm", forbidden)
+    for trained in ("of_demonstrations", "of_pairs"):
+        monkeypatch.setattr(f"headrace.offline.trained.{trained}.loaded", forbidden)
 
     def run(command: str, config: Path, *overrides: str) -> str:
         out = tmp_path / "out"
