@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from made_once import made_once
+from rank_processes import run_ranks
 from safetensors.torch import load_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu, pytest.mark.timeout(500)]
-HELPERS = Path(__file__).parents[1] / "helpers"
 RANKS = int(os.environ.get("HEADRACE_RANKS", "4"))
 LAYOUTS: dict[str, dict[str, Any]] = {
     "d2": {"dp": 2},
@@ -139,26 +137,7 @@ class Found(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_once(tmp_path_factory, "layouts", run_ranks)
-
-
-def run_ranks(folder: Path) -> None:
-    """Each has its case's folder there."""
-    (folder / "cases.json").write_text(json.dumps(cases()))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HELPERS), *sys.path])}
-    command = [sys.executable, str(HELPERS / "layout_rank.py"), str(folder)]
-    started = [
-        subprocess.Popen(
-            [*command, str(rank)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        said = [process.communicate(timeout=450)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0] * RANKS, said[0][-3000:]
+    return made_once(tmp_path_factory, "layouts", lambda folder: run_ranks("layout_rank.py", folder, cases(), RANKS))
 
 
 def read(ran: Path, name: str) -> Found:

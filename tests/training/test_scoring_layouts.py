@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from made_once import made_once
+from rank_processes import run_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu, pytest.mark.timeout(500)]
-HELPERS = Path(__file__).parents[1] / "helpers"
 RANKS = 4
 ONE = "one"
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -52,26 +49,9 @@ def cases() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_once(tmp_path_factory, "scoring_layouts", run_ranks)
-
-
-def run_ranks(folder: Path) -> None:
-    """Each has its case's folder there."""
-    (folder / "cases.json").write_text(json.dumps(cases()))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HELPERS), *sys.path])}
-    command = [sys.executable, str(HELPERS / "scoring_rank.py"), str(folder)]
-    started = [
-        subprocess.Popen(
-            [*command, str(rank)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        said = [process.communicate(timeout=450)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0] * RANKS, "\n".join(each[-2000:] for each in said)
+    return made_once(
+        tmp_path_factory, "scoring_layouts", lambda folder: run_ranks("scoring_rank.py", folder, cases(), RANKS)
+    )
 
 
 def read(ran: Path, name: str) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 from headrace.runtime.protocol import Clock, WaitTimeout
@@ -19,13 +18,11 @@ class ModelReturn:
     """Of the only workers of their kind, whose weights are those that they are made with; who takes versions has none
     until it has taken one again."""
 
-    def __init__(
-        self, workers: Workers[Any], clock: Clock, restart: Callable[[], Awaitable[object]] | None = None
-    ) -> None:
-        """`restart` makes those that are lost anew, and whoever is of no use without them; the first unless given."""
+    def __init__(self, workers: Workers[Any], clock: Clock, restart: Callable[[], Awaitable[object]]) -> None:
+        """`restart` makes those that are lost anew, and whoever is of no use without them."""
         self._workers = workers
         self._clock = clock
-        self._restart = restart or partial(workers.restart, 0)
+        self._restart = restart
         self._lose: Callable[[str], object] = lambda worker: None
         self._tell: Tell = lambda kind, data: None
         self._failures = 0

@@ -21,7 +21,7 @@ from headrace.training.gap import Gap, measure
 from headrace.training.objective import policy_columns, prepare_batch
 from headrace.training.parts_on_disk import Opened, OpenFolder, PartsOnDisk
 from headrace.training.protocol import PolicyTrainer, Saved, StepReport, Trainer, Written
-from headrace.training.replicas import At, Meeting
+from headrace.training.replicas import At, MeetingPlace
 from headrace.training.rows.held_rows import HeldRows
 from headrace.training.rows.packed_rows import ROW_TYPES, RowToTrain, pack_row, put_each, split
 from headrace.training.rows.spans import SPANNED, check_spans
@@ -143,7 +143,7 @@ class TrainerRank:
         self._began_s = self._copied_s = 0.0
         self._taken_state: Saved | None = None
         self._taken_reference: Saved | None = None
-        self._meeting: Meeting | None = None
+        self._meeting = MeetingPlace()
         self._tells = self._leads = True
         self._taken: list[tuple[list[RowToTrain], list[PackRow]]] = []
         self._steps = 0
@@ -152,20 +152,19 @@ class TrainerRank:
 
     def meet(self, seconds: float, host: str) -> At:
         """Of the first of some ranks: where the others find it. `host`: see `Meeting`. Raises ConfigError."""
-        self._meeting = Meeting(seconds, host)
-        return self._meeting.at
+        return self._meeting.open(seconds, host)
 
     def come_together(self, rank: int, at: At, seconds: float, tells: bool) -> None:
         """Be one of the ranks of a replica, who meet there. `tells`: whether it is who answers for its part of the
         data. Raises RuntimeError, ConfigError."""
         self._tells, self._leads = tells, rank == 0
-        self._of_many.join(rank, self._met(at), seconds)
+        self._of_many.join(rank, self._meeting.of(at), seconds)
         if self._by_parts:
             self._writer = PartWriter(self._of_many.peers)
 
     def pair(self, replica: int, at: At, seconds: float) -> None:
         """Be of one of several replicas, whose other ones find each other there. Raises RuntimeError."""
-        self._of_many.pair(replica, self._met(at), seconds)
+        self._of_many.pair(replica, self._meeting.of(at), seconds)
 
     def heal(self, replica: int, steps: int) -> None:
         """Have the state of this replica, which has made so many `steps`. Raises RuntimeError."""
@@ -444,11 +443,6 @@ class TrainerRank:
     def _of_many(self) -> Any:
         """A trainer that may be one of several."""
         return self._trainer
-
-    def _met(self, at: At) -> Meeting | At:
-        """The meeting, where it is this rank's own."""
-        meeting, self._meeting = self._meeting, None
-        return at if meeting is None else meeting
 
     def _idle(self, *, trains: bool) -> None:
         self._of_many.idle(trains=trains)

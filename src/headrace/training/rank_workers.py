@@ -53,12 +53,12 @@ class Ranks(Protocol):
         """What those answer that have arguments, by rank; they compute at the same time."""
 
     async def answered(self, method: str, args: Mapping[int, Sequence[Any]], *, what: str) -> dict[int, Any]:
-        """As `each`, of replicas that are whole: of what none needs another one for."""
+        """As `each`, of replicas that are whole, for what each does without the others."""
 
 
 def who_saves(ranks: Ranks) -> Sequence[int]:
-    """Those of the first replica that is whole, or of the first, who say how one was lost: nobody would write nothing,
-    and call it a checkpoint."""
+    """Those of the first replica that is whole, or of the first, whose loss is told then: a checkpoint that nobody
+    writes would be taken for one."""
     return ranks.layout.members((*ranks.whole, 0)[0])
 
 

@@ -54,6 +54,23 @@ class Meeting:
         self.at: At = own, port
 
 
+class MeetingPlace:
+    """Of one rank: its own meeting, once, where it has opened one; else where it is told."""
+
+    def __init__(self) -> None:
+        self._own: Meeting | None = None
+
+    def open(self, seconds: float, host: str) -> At:
+        """As the first of some ranks: where the others find it. See `Meeting`. Raises ConfigError."""
+        self._own = Meeting(seconds, host)
+        return self._own.at
+
+    def of(self, at: At) -> Meeting | At:
+        """Which is at `at`."""
+        own, self._own = self._own, None
+        return at if own is None else own
+
+
 def come_to(meeting: Meeting | At, seconds: float) -> tuple[TCPStore, str]:
     """Its store, and the address that this process speaks from. `meeting`: the first rank's own, or where it is. Raises
     RuntimeError, OSError."""
@@ -66,8 +83,8 @@ def come_to(meeting: Meeting | At, seconds: float) -> tuple[TCPStore, str]:
 class Replicas:
     """One rank of one replica. Everything here is done by all that have this part, in one order.
 
-    Who fails in it leaves at once (RuntimeError): its connections end, so that nobody waits for it who waits for
-    whoever it waited for."""
+    Who fails in it leaves at once (RuntimeError): its connections end, so that those who wait for it, or for
+    another that does, hear of it at once."""
 
     def __init__(self, replica: int, size: int, meeting: Meeting | At, seconds: float, *, part: int = 0) -> None:
         """Once all `size` are there. `part`: of the model, which this rank has. `seconds`: that one may be later than

@@ -30,10 +30,9 @@ class WorkersApart(Apart, Protocol):
 def workers_apart(
     config: TrainConfig, folder: Path | None, rollouts: int = 0, shared: SharedVersions | None = None
 ) -> WorkersApart | None:
-    """Where a run has its workers that are apart; None if it has none. `rollouts`: workers that play them.
-    `shared`: see `Plan.shared`. What they
-    print is in `logs/` of `folder`, the run's, or on stderr if it has none. Raises ConfigError where Ray is wanted and
-    not installed."""
+    """Where a run has its workers that are apart; None if it has none. `rollouts`: workers that play.
+    `shared`: see `Plan.shared`. What they print is in `logs/` of `folder`, the run's, or on stderr if it has none.
+    Raises ConfigError where Ray is wanted and not installed."""
     if not (process_count(config) or rollouts or config.functions_process):
         return None
     logs = None if folder is None else folder / "logs"

@@ -20,7 +20,7 @@ from headrace.store.media.files import Digest
 from headrace.training.layouts.ranks import layout_of
 from headrace.training.protocol import StepReport, Written
 from headrace.training.rank_device import rank_device
-from headrace.training.replicas import At, Meeting
+from headrace.training.replicas import At, MeetingPlace
 
 _CONFIGS = {"sft_config": SFTConfig, "rm_config": RMConfig, "dpo_config": DPOConfig}
 
@@ -59,27 +59,21 @@ class OfflineRank:
         layout = layout_of(spec.config.trainer.layout)
         device = rank_device(spec.device, host.rank)
         self._trained = model_of(spec.config, device, spec.steps, layout)
-        self._meeting: Meeting | None = None
+        self._meeting = MeetingPlace()
         self._tells = True
 
     def meet(self, seconds: float, host: str) -> At:
         """See `TrainerRank.meet`."""
-        self._meeting = Meeting(seconds, host)
-        return self._meeting.at
+        return self._meeting.open(seconds, host)
 
     def come_together(self, rank: int, at: At, seconds: float, tells: bool) -> None:
         """See `TrainerRank.come_together`."""
         self._tells = tells
-        self._trained.trainer.join(rank, self._met(at), seconds)
+        self._trained.trainer.join(rank, self._meeting.of(at), seconds)
 
     def pair(self, replica: int, at: At, seconds: float) -> None:
         """See `TrainerRank.pair`."""
-        self._trained.trainer.pair(replica, self._met(at), seconds)
-
-    def _met(self, at: At) -> Meeting | At:
-        """The meeting, where it is this rank's own."""
-        meeting, self._meeting = self._meeting, None
-        return at if meeting is None else meeting
+        self._trained.trainer.pair(replica, self._meeting.of(at), seconds)
 
     def accumulate(self, micros: Sequence[Sequence[PackRow]]) -> None:
         """These micro-batches, one after another."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from headrace.training.replicas import At, Meeting
+from headrace.training.replicas import At, Meeting, MeetingPlace
 from headrace.weights.seen import Seen, seen_here
 
 
@@ -21,7 +21,7 @@ class ScoringRank:
 
     def __init__(self, model: Joins) -> None:
         self._joins = model
-        self._meeting: Meeting | None = None
+        self._meeting = MeetingPlace()
         self._tells = True
 
     def sees(self) -> Seen:
@@ -30,11 +30,9 @@ class ScoringRank:
 
     def meet(self, seconds: float, host: str) -> At:
         """See `TrainerRank.meet`."""
-        self._meeting = Meeting(seconds, host)
-        return self._meeting.at
+        return self._meeting.open(seconds, host)
 
     def come_together(self, rank: int, at: At, seconds: float, tells: bool) -> None:
         """See `TrainerRank.come_together`."""
         self._tells = tells
-        meeting, self._meeting = self._meeting, None
-        self._joins.join(rank, meeting or at, seconds)
+        self._joins.join(rank, self._meeting.of(at), seconds)
