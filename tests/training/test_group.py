@@ -249,3 +249,49 @@ def test_where_ranks_cannot_meet_is_told() -> None:
     host, port = Meeting(1.0).at
     assert host == "127.0.0.1"
     assert port > 0
+
+
+class Sharing:
+    """What it is given is what it answers: nothing is told of a row but its length."""
+
+    kind: ClassVar[str] = "sharing"
+    types: ClassVar[WireTypes] = WireTypes({})
+
+    def __init__(self, spec: None, host: object) -> None:
+        self._taken: list[list[int]] = []
+
+    def take(self, parts: list[list[list[int]]], coefficient: float | None) -> None:
+        self._taken = [[len(row) for row in rows] for rows in parts]
+
+    def accumulate_taken(self) -> list[list[int]]:
+        return [[sum(rows)] * len(rows) for rows in self._taken]
+
+    def add_up(self) -> None: ...
+
+    def step(self) -> int:
+        return sum(map(sum, self._taken))
+
+    def tokens(self) -> int:
+        return sum(map(sum, self._taken))
+
+
+def test_ranks_have_as_much_over_all_calls_of_a_batch_and_the_next_batch_begins_anew() -> None:
+    """A call of one row is whose that has fewer tokens yet, the first one's if both have as many."""
+
+    async def main() -> None:
+        runtime = InlineRuntime()
+        try:
+            workers = await runtime.start(Sharing, [None, None], Placement())
+            group = TrainerGroup("trainer", RankWorkers(workers, runtime.clock, 1.0, Layout(dp=2)), max_tokens=100)
+            had = []
+            for call in range(4):
+                rows: Any = [[[0] * 10 * (call + 1)]]
+                await group.accumulate(rows)
+                had.append([(await workers.call("tokens", rank=rank, what="tokens"))[0] for rank in (0, 1)])
+                if call == 2:
+                    await group.step()
+            assert had == [[10, 0], [10, 20], [30, 20], [40, 20]]
+        finally:
+            await runtime.close()
+
+    asyncio.run(main())

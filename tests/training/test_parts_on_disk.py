@@ -100,3 +100,16 @@ def test_a_disk_without_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(parts_on_disk.PartedFiles, "write", full)
     with pytest.raises(WeightError, match="No space left on device; make room there"):
         write(opened, masters(0), slice(0, 32))
+
+
+def test_what_was_begun_is_not_taken_for_another_version(tmp_path: Path) -> None:
+    """Ranks have written what was given up then; the next version comes whole."""
+    publisher = DiskPublisher(tmp_path)
+    _, opened = begun(publisher, ONE)
+    for first in (0, 32):
+        write(opened, masters(0), slice(first, first + 32))
+    given = {name: masters(1)[name].to(one.dtype) for name, one in OUTLINES.items()}
+    publisher.publish(TWO, given.items())
+    manifest, tensors = publisher.receiver().receive()
+    assert manifest.version == TWO
+    assert torch.equal(tensors["w"], given["w"])

@@ -141,3 +141,18 @@ def test_a_slot_that_is_written_no_more_leaves_nobody_waiting(tmp_path: Path) ->
     told, sent = written(opened, at("a", "b"), [[], [Part("n", (), torch.ones(()))]])
     assert "is written as generation 1; publish again" in str(told)
     assert sent == 0
+
+
+def test_a_slot_that_is_ended_while_parts_are_on_their_way_is_told(tmp_path: Path) -> None:
+    publisher, opened = begun(tmp_path)
+    seen, lines = at("a", "b"), {(1, 0): Queue[torch.Tensor](), (0, 1): Queue[torch.Tensor]()}
+    PartWriter(Queues(1, seen, lines)).write(opened, [Part("n", (), torch.ones(()))])
+
+    class Ending(Queues):
+        def receive(self, tensor: torch.Tensor, rank: int) -> None:
+            super().receive(tensor, rank)
+            if publisher.whole(MANIFEST.version) is None:
+                publisher.end(MANIFEST, None)
+
+    with pytest.raises(WeightError, match="publish again"):
+        PartWriter(Ending(0, seen, lines)).write(opened, [])

@@ -64,10 +64,15 @@ class ModelFiles:
 
 
 def fill(weights: TrainedWeights, source: FileWeights) -> None:
-    """Read this rank's own part. Raises ConfigError for what is not finite."""
-    own = weights_of(weights.state(to_fill=True))
+    """As `fill_pieces`, of a rank that trains."""
+    fill_pieces(weights_of(weights.state(to_fill=True)), source)
+    weights.publish()
+
+
+@torch.no_grad()
+def fill_pieces(own: Mapping[str, Piece], source: FileWeights) -> None:
+    """Read a rank's own part, by Hugging Face name. Raises ConfigError for what is not finite."""
     for name, piece in own.items():
         if piece.tensor.numel():
             source.read(name, piece.begin, piece.tensor)
     check_finite(str(source.folder), ((name, piece.tensor) for name, piece in own.items()))
-    weights.publish()

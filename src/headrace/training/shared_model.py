@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from headrace.models.file_weights import FileWeights
-from headrace.models.finite_weights import check_finite
 from headrace.models.norms import use_written_out_norms
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
 from headrace.runtime.progress import mark, working
 from headrace.training.layer_hooks import call_between_layers
 from headrace.training.layouts.ranks import WHOLE, Layout
+from headrace.training.model_files import fill_pieces
 from headrace.training.pieces import Piece
 from headrace.training.protocol import Outputs
 from headrace.training.replicas import At, Meeting
@@ -72,7 +72,7 @@ class SharedModel:
         budget = self._max_tokens * self._layout.cp
         self._joint, self._outlines = joint_model(self._lm, ranks, self._dtype, budget, source=source)
         if source is not None:
-            _fill(self.weights, source)
+            fill_pieces(self.weights, source)
 
     def of_any(self, fault: str | None) -> str | None:
         """The first fault that a rank of this model tells, if one does: by all that have parts, before they pass over
@@ -106,12 +106,3 @@ class SharedModel:
         assert self._joint is not None, "its passes are its own"
         with working("microbatch"):
             self._joint.compute(outputs, None)
-
-
-@torch.no_grad()
-def _fill(own: Mapping[str, Piece], source: FileWeights) -> None:
-    """Raises ConfigError for what is not finite."""
-    for name, piece in own.items():
-        if piece.tensor.numel():
-            source.read(name, piece.begin, piece.tensor)
-    check_finite(str(source.folder), ((name, piece.tensor) for name, piece in own.items()))

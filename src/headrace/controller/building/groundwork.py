@@ -16,7 +16,7 @@ from headrace.controller.recorder import Recorder
 from headrace.controller.time_spent import TimeSpent
 from headrace.engines.pool import EnginePool
 from headrace.experience.flow import Flow
-from headrace.experience.index import Consumer
+from headrace.experience.leases import Consumer
 from headrace.experience.recorded_schedule import RecordedSchedule
 from headrace.experience.records.group_journal import GroupJournal
 from headrace.experience.records.rollouts import quoted

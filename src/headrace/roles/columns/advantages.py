@@ -10,7 +10,8 @@ import torch
 from headrace.algorithms.estimate import AdvantageEstimator, Episodes
 from headrace.algorithms.kl_controllers import KLCoefficient
 from headrace.experience.columns import OnChosenTokens
-from headrace.experience.index import Lease, Row, Sampler
+from headrace.experience.index import Sampler
+from headrace.experience.leases import Lease, Row
 from headrace.experience.samplers import sealed_batch, whole_groups
 from headrace.roles.columns.filling import Filled, asked, by_row
 from headrace.roles.columns.functions import AskedFunctions

@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from headrace.experience.index import Lease, Row, RowId, Sampler, StaleLease
+from headrace.experience.index import Sampler
+from headrace.experience.leases import Lease, Row, RowId, StaleLease
 from headrace.roles.abandoned import freed_if_left, refs_in
 from headrace.roles.context import RoleContext
 from headrace.runtime.refs import RefLost

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from headrace.experience.index import Lease, Sampler
+from headrace.experience.index import Sampler
+from headrace.experience.leases import Lease
 from headrace.experience.samplers import one_row, sealed_batch, whole_groups
 from headrace.roles.columns.filling import Filled, asked, by_row
 from headrace.roles.columns.functions import AskedFunctions

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headrace.experience.failures import FailureKind
-from headrace.experience.index import Lease, Row
+from headrace.experience.leases import Lease, Row
 from headrace.experience.loader import row_length
 from headrace.experience.records.restored_refs import RestoredRefs
 from headrace.experience.samplers import token_budget, whole_groups

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from headrace.experience.index import Lease, RowId
+from headrace.experience.leases import Lease, RowId
 from headrace.experience.loader import row_length
 from headrace.experience.samplers import token_budget, whole_groups
 from headrace.models.packing import plan_microbatches
