@@ -80,7 +80,7 @@ def test_the_rate_is_the_new_configs_from_the_next_step_on(tmp_path: Path, capsy
         "rollout.episode_timeout_s: was 60.0, now 50.0",
         "trainer.batches: was 3, now 6",
         "trainer.optimizer.lr: was 0.001, now 0.002",
-        "engine.max_concurrent_sequences: was 8, now 4",
+        "engine.max_concurrent_sequences: was 1, now 4",
         "checkpoint.every: was 2, now 7",
         "evaluation.every: was null, now 2",
         'track: was [], now ["csv"]',
