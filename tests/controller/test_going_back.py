@@ -11,7 +11,9 @@ from headrace.controller.simulation.hazards import TrainingFaults
 from headrace.controller.simulation.machine import DiskFaults
 from headrace.controller.simulation.outside import Costs
 from headrace.controller.simulation.simulated_run import FOLDER, Faults, Outcome, simulate
+from headrace.experience.sample import GroupKey
 from headrace.observe.summary import build_summary
+from headrace.store.journal import Journal
 from headrace.training.simulated import TrainerCosts
 
 PPO = {"algorithm__recipe": "ppo"}
@@ -46,6 +48,19 @@ def test_a_trainer_that_dies_costs_no_life_and_no_group_under_any_rule(rule: str
         check(died, config)
     assert [batch.batch for batch in died.record.batches] == list(range(8))
     assert died.counts.law_holds
+
+
+def test_running_groups_that_would_be_late_are_named_and_begin_anew() -> None:
+    """Back at batch 3 there is room for 12 groups before batch 6: more ran, or were trained since."""
+    config = job(**PPO, async__ahead=12, checkpoint__every=3, trainer__batches=12)
+    died = simulate(config, 0, lost(("actor", 5)))
+    check(died, config)
+    (back,) = [event.data for event in died.record.events if event.kind == "went_back"]
+    assert f"{len(back['ended'])} running group(s)" in back["message"]
+    receipts = Journal(FOLDER / "journal", died.files).written(0)
+    issues = {str(GroupKey(*receipt.key)): receipt.issue for receipt in receipts}
+    assert back["ended"]
+    assert min(issues[key] for key in back["ended"]) > 0, "one of them came to its end as it was issued first"
 
 
 @pytest.mark.parametrize("who", ["actor", "critic"])
