@@ -13,7 +13,10 @@ from engines_helpers import CONFIGS, FUSED, collect, greedy, prompt, reference_l
 
 from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
+from headrace.engines.embedded.runners import fused_weights
 from headrace.engines.embedded.runners.choice import choose_runner
+from headrace.engines.embedded.runners.fused_runner import FusedRunner
+from headrace.models.product_choice import ProductChoice
 
 PROMPTS = [prompt(1, 1), prompt(2, 5), prompt(3, 19), prompt(4, 11), prompt(5, 2)]
 
@@ -30,6 +33,21 @@ def test_greedy_tokens_and_logprobs_equal_hugging_face(name: str) -> None:
     for tokens, chunk in zip(PROMPTS, asyncio.run(run()), strict=True):
         assert chunk.tokens.tolist() == greedy(model, tokens, 20)
         np.testing.assert_allclose(chunk.logprobs, reference_logprobs(model, tokens, chunk.tokens), atol=1e-4, rtol=0)
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a CPU's ways")
+@pytest.mark.parametrize("gain", [0.0, 2.0], ids=["as they are", "packed"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen2", "llama"])
+def test_it_computes_the_same_with_either_layout_of_its_matrices(
+    name: str, gain: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_weights, "choice_for", lambda dtype: ProductChoice(gain, gain))
+    model = tiny_model(name)
+    cache = KeyValueCache(cache_shape(model.config), CachePlan(2, 32, 0), torch.float32, DEVICE)
+    with torch.inference_mode():
+        runner = choose_runner(model, cache)
+        assert isinstance(runner, FusedRunner)
+        assert type(runner._loaded.head) is (fused_weights.PackedProjection if gain else fused_weights.Projection)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "gpt2"])

@@ -12,9 +12,12 @@ def tensor_bytes() -> int:
     gc.unfreeze()  # what a run has frozen would not be among the objects
     gc.collect()
     found = {}
+    packed = 0
     for each in gc.get_objects():
+        if type(each) is torch.Tensor and each.is_mkldnn:  # it views nothing
+            packed += each.nbytes
         if type(each) in (torch.Tensor, torch.nn.Parameter) and each.layout is torch.strided:
             storage = each.untyped_storage()
             if storage.device.type != "meta":
                 found[storage._cdata] = storage.nbytes()
-    return sum(found.values())
+    return packed + sum(found.values())

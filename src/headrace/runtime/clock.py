@@ -37,3 +37,8 @@ class SystemClock(LoopClock):
 
     def wall(self) -> float:
         return time.time()
+
+
+def processor_seconds() -> float:
+    """That the calling thread has had: of what it computed, whatever else the machine is busy with."""
+    return time.thread_time()

@@ -18,6 +18,7 @@ from headrace.models.norms import use_written_out_norms
 from headrace.models.operations import TrainingOperations, matrix_rate
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
+from headrace.models.products import use_fast_products
 from headrace.runtime.progress import mark
 from headrace.training.deterministic import can_sum_in_order, deterministic
 from headrace.training.dropout import remove_dropout
@@ -122,6 +123,8 @@ class HFTrainer:
         remove_dropout(model)
         if layout.tp == 1:
             use_written_out_norms(model, self._lm.device)
+        if self._lm.device.type == "cpu":
+            use_fast_products(model)
         self._remembered: Remembered | None = None
         self._marks = PassMarks(between_layers if self._lm.device.type == "cpu" else None)
         call_between_layers(model, self._marks.at_layer)

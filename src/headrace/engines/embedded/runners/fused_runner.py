@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.ranges import RowRange, split_rows
-from headrace.engines.embedded.runners.fused_weights import FusedShape, FusedWeights, fuse, fused_names
+from headrace.engines.embedded.runners.fused_weights import FusedShape, FusedWeights, Projection, fuse, fused_names
 from headrace.engines.embedded.runners.graphs import DecodeGraphs
 from headrace.engines.embedded.runners.rope import RotaryTable
 from headrace.engines.embedded.runners.runner import PrefillPass
@@ -177,7 +177,5 @@ class FusedRunner:
             hidden = self._add(hidden, F.silu(gate).mul_(up), layer.down)
         return hidden
 
-    def _add(self, hidden: torch.Tensor, x: torch.Tensor, projection: Any) -> torch.Tensor:
-        if projection.bias is None and hidden.dtype == x.dtype:
-            return torch.addmm(hidden, x, projection.weight)
-        return hidden.add_(projection(x))
+    def _add(self, hidden: torch.Tensor, x: torch.Tensor, projection: Projection) -> torch.Tensor:
+        return projection.onto(hidden, x) if hidden.dtype == x.dtype else hidden.add_(projection(x))

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from headrace.models.product_choice import choice_for
+from headrace.models.products import packed, packed_product, packed_product_onto
 from headrace.weights.copies import copy_each
 
 
@@ -33,8 +35,23 @@ class Projection:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
 
+    def onto(self, hidden: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """hidden + x W^T + b, of one dtype."""
+        return torch.addmm(hidden, x, self.weight) if self.bias is None else hidden.add_(self(x))
+
     def tensors(self) -> list[torch.Tensor]:
         return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedProjection(Projection):
+    """x W^T + b with W packed, on CPUs where that is faster; see `models/products.py`."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return packed_product(x, self.weight, self.bias)
+
+    def onto(self, hidden: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return packed_product_onto(hidden, x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +151,8 @@ def _norm(weight: torch.Tensor, shape: FusedShape) -> RmsNorm:
 
 def _project(weights: Mapping[str, torch.Tensor], *modules: str) -> Projection:
     """The named linear layers side by side."""
-    weight = torch.cat([weights[name + ".weight"] for name in modules]).t().contiguous()
-    if modules[0] + ".bias" not in weights:
-        return Projection(weight, None)
-    return Projection(weight, torch.cat([weights[name + ".bias"] for name in modules]))
+    weight = torch.cat([weights[name + ".weight"] for name in modules])
+    bias = torch.cat([weights[name + ".bias"] for name in modules]) if modules[0] + ".bias" in weights else None
+    if weight.device.type == "cpu" and choice_for(weight.dtype).packed:
+        return PackedProjection(packed(weight), bias)
+    return Projection(weight.t().contiguous(), bias)

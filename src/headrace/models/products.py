@@ -1,0 +1,88 @@
+"""Products of rows with a matrix on a CPU, x W^T, by whichever of torch's two ways is the faster one there.
+
+The one is what `torch.mm` takes, which for float32 is a library that some processors have no fast kernels in; the other
+is oneDNN. Which one it is, `product_choice` measures.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headrace.models.product_choice import choice_for
+
+_PACKED_FOR = 64
+"""Rows: what a matrix is laid out for when it is packed. It is as good for any number from two on."""
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T by oneDNN: [N, in] and [out, in], which may be views, to [N, out]. Of one dtype; not differentiable."""
+    if not x.numel():  # oneDNN has no sums of nothing
+        return torch.mm(x, weight.t())
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return result
+
+
+def packed(weight: Tensor) -> Tensor:
+    """[out, in] as oneDNN wants it: a tensor that only the functions of this module read, of the same size."""
+    result: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR)
+    return result
+
+
+def packed_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x W^T + b: [N, in], W as `packed` gives it, and [out] to [N, out]. Not differentiable."""
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return result
+
+
+def packed_product_onto(hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """hidden + x W^T + b in one pass over memory; see `packed_product`."""
+    result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, hidden, weight, bias, "add")
+    return result
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x W^T + b by oneDNN: [..., in], [out, in] and [out] to [..., out]; differentiable once."""
+    rows = _Linear.apply(x.flatten(0, -2), weight, bias)
+    result: Tensor = rows.unflatten(0, x.shape[:-1])
+    return result
+
+
+def use_fast_products(model: nn.Module) -> int:
+    """Give each linear layer of `model` that will compute in float32 on a CPU the forward and backward pass of
+    `linear`, where that is faster on this machine. Returns how many took it."""
+    if not choice_for(torch.float32).dense:
+        return 0
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    for layer in layers:
+        layer.forward = partial(_forward, layer)  # type: ignore[method-assign]
+    return len(layers)
+
+
+def _forward(layer: Any, x: Tensor) -> Tensor:
+    weight = layer.weight
+    is_plain = type(weight) in (Tensor, nn.Parameter)  # ranks that split a matrix have a tensor of their own kind
+    if is_plain and x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and x.ndim > 1:
+        return linear(x, weight, layer.bias)
+    return F.linear(x, weight, layer.bias)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """dx = g W, dW = g^T x, db = the sum of g over rows."""
+        (grad,) = grads
+        x, weight = ctx.saved_tensors
+        by_x = product(grad, weight.t()) if ctx.needs_input_grad[0] else None
+        by_weight = product(grad.t(), x.t()) if ctx.needs_input_grad[1] else None
+        return by_x, by_weight, grad.sum(0) if ctx.needs_input_grad[2] else None
