@@ -131,10 +131,6 @@ def given(job: Path, *overrides: str) -> TrainConfig:
             ["algorithm.recipe=ppo", "critic.layout=d2"],
             "critic.layout is d2, and ranks have .*critic.placement: process",
         ),
-        (
-            ["algorithm.recipe=ppo", "critic.layout=t2", "critic.placement=process"],
-            "critic.layout has tp 2, and a critic's head cannot be split; use dp, cp or zero",
-        ),
     ],
 )
 def test_places_and_layouts_go_together(job: Path, overrides: list[str], words: str) -> None:
@@ -180,14 +176,21 @@ def test_an_architecture_that_tensor_ranks_cannot_split_is_refused_before_it_is_
         check_layouts(config, model, CPU)
 
 
-@pytest.mark.parametrize(("layout", "words"), [("p3", "the model has 2 layers"), ("c3", "use a cp of 1, 2, 4")])
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        ("p3", "the model has 2 layers"),
+        ("c3", "use a cp of 1, 2, 4"),
+        ("t3", "the model has 4 attention heads; use a tp of 1, 2"),
+    ],
+)
 def test_a_critic_s_too(job: Path, tmp_path: Path, layout: str, words: str) -> None:
     own = ["algorithm.recipe=ppo", "critic.placement=process", f"critic.layout={layout}"]
     with pytest.raises(ConfigError, match=rf"^critic\.layout has .*{words}"):
         check_layouts(given(job, *own), CONFIGS["qwen3"](), CPU)
     deeper = CONFIGS["qwen3"]()
     deeper.num_hidden_layers, deeper.num_attention_heads, deeper.num_key_value_heads = 3, 6, 3
-    deeper.layer_types = None
+    deeper.layer_types, deeper.intermediate_size = None, 48
     deeper.save_pretrained(tmp_path)
     config = given(job, *own, f"critic.model={tmp_path}")
     check_layouts(config, CONFIGS["qwen3"](), CPU)
@@ -203,11 +206,6 @@ def test_a_critic_s_too(job: Path, tmp_path: Path, layout: str, words: str) -> N
             ["reference.placement=hybrid", "reference.layout=d2"],
             "or leave the layout out: a hybrid one is in the trainer's ranks",
         ),
-        (["reward.model.layout=t2", "reward.model.placement=process"], "reward.model.layout has tp 2, and a reward "),
-        (
-            ["reward.model.layout=d2e2", "reward.model.placement=process"],
-            "reward.model.layout has ep 2, and a policy's",
-        ),
         (
             ["teacher.layout={pp: 2, schedule: gpipe}", "teacher.placement=process"],
             "teacher.layout.schedule is gpipe, and a model that only scores makes no passes back; leave it out",
@@ -217,6 +215,28 @@ def test_a_critic_s_too(job: Path, tmp_path: Path, layout: str, words: str) -> N
 def test_what_a_scorer_cannot_have_is_refused(job: Path, changes: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         given(job, *changes)
+
+
+@pytest.mark.parametrize("who", ["critic", "reward.model"])
+@pytest.mark.parametrize(
+    ("kind", "layout", "words"),
+    [
+        ("qwen3", "d2t2", None),
+        ("qwen3_moe", "d2t2e2", None),
+        ("qwen3", "d2e2", "has ep 2, and the model, of type qwen3, has no experts that ranks could share"),
+        ("gpt2", "t2", "has tp, and transformers has no plan to split GPT2ForTokenClassification; use tp: 1"),
+    ],
+)
+def test_a_model_that_gives_values_is_cut_up_as_a_policy_is(
+    job: Path, tmp_path: Path, who: str, kind: str, layout: str, words: str | None
+) -> None:
+    CONFIGS[kind]().save_pretrained(tmp_path)
+    path = "path" if who == "reward.model" else "model"
+    changes = [f"{who}.{path}={tmp_path}", f"{who}.placement=process", f"{who}.layout={layout}"]
+    if who == "critic":
+        changes.append("algorithm.recipe=ppo")
+    with nullcontext() if words is None else pytest.raises(ConfigError, match=rf"^{who}\.layout {words}"):
+        check_layouts(given(job, *changes), CONFIGS["qwen3"](), CPU)
 
 
 @pytest.mark.parametrize("who", ["reference", "teacher"])

@@ -217,7 +217,7 @@ def test_in_a_process_it_scores_what_a_worker_played_and_what_is_only_recorded(
 ) -> None:
     reward = {"model": {"path": str(reward_model), "placement": "process"}}
     played = go(job_with(tmp_path / "a", reward, rollout__workers=1, async__mode="async"))
-    ranks = {"model": {**reward["model"], "layout": "d2"}}
+    ranks = {"model": {**reward["model"], "layout": "t2"}}
     recorded = go(job_with(tmp_path / "b", ranks, rollouts_only=True))
     assert (played.status, recorded.status) == ("finished", "finished")
     samples = [sample for group in seen(tmp_path / "b" / "job.yaml") for sample in group["samples"]]

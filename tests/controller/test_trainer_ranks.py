@@ -67,7 +67,7 @@ CRITIC = {
         ([{"dp": 2, "zero": 2}, "d2t2"], CUT),
         (["c2"], SMALL | EPOCHS),
         (["t2"], M2PO | ON_DISK),
-        ([{"zero": 3}], CRITIC | {"critic__layout": "d2c2"}),
+        ([{"zero": 3}], CRITIC | {"critic__layout": "c2t2"}),
         (["p2"], SMALL | REFERENCE | EPOCHS),
         ([{"pp": 2, "schedule": "gpipe"}], CRITIC | {"critic__layout": "d2p2"}),
     ],

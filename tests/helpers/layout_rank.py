@@ -28,14 +28,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from training_helpers import CONFIGS
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.config.trainer import OptimizerConfig, TrainerConfig
-from headrace.models.loading import load_causal_lm
+from headrace.models.loading import load_causal_lm, load_value_model
 from headrace.models.packing import MicroBatch, PackRow, pack
 from headrace.models.parallel.shared_pass import Ranks, SharedPass
-from headrace.models.skeleton import causal_lm_skeleton
+from headrace.models.skeleton import causal_lm_skeleton, value_model_skeleton
+from headrace.models.values import token_values
 from headrace.training import trainer as whole
 from headrace.training.layouts import group
 from headrace.training.layouts.ranks import Layout
@@ -98,17 +99,33 @@ def loss(outputs: Tensor, micro: MicroBatch) -> LossTerms:
     return LossTerms(numerator, micro.mask.sum(), stats, maxima)
 
 
-def trainer(case: dict[str, Any], layout: Layout, folder: Path) -> HFTrainer:
-    """`folder`: to put a model into whose weights are to be read there, where the case says that they are."""
+def value_loss(values: Tensor, micro: MicroBatch) -> LossTerms:
+    """Half the squared distance to `weights`."""
+    numerator = (0.5 * micro.mask * (values - micro.columns["weights"]) ** 2).sum()
+    return LossTerms(numerator, micro.mask.sum(), {"values": values.detach().sum()}, {"length": max(micro.lengths)})
+
+
+def made(case: dict[str, Any]) -> PreTrainedModel:
+    """`values`: of a classifier of tokens into one class."""
     torch.manual_seed(0)
     config = copy.deepcopy(CONFIGS[case["model"]])
     if "layers" in case:
         config = type(config)(**{**config.to_dict(), "num_hidden_layers": case["layers"], "layer_types": None})
     config.vocab_size = VOCAB
-    model, source = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(DEVICE), None
+    if not case.get("values"):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(DEVICE)
+    config.num_labels = 1
+    model = AutoModelForTokenClassification.from_config(config, dtype=torch.float32)
+    torch.nn.init.constant_(model.score.bias, 0.3)
+    return model.to(DEVICE)
+
+
+def trainer(case: dict[str, Any], layout: Layout, folder: Path) -> HFTrainer:
+    """`folder`: to put a model into whose weights are to be read there, where the case says that they are."""
+    model, source, values = made(case), None, case.get("values", False)
     if case.get("read"):
         model.save_pretrained(folder)
-        found = causal_lm_skeleton(folder, DEVICE)
+        found = (value_model_skeleton if values else causal_lm_skeleton)(folder, DEVICE)
         assert found is not None, case
         model, source = found
     # Norms are written out for models that are not split, as that of `shares` is.
@@ -120,11 +137,11 @@ def trainer(case: dict[str, Any], layout: Layout, folder: Path) -> HFTrainer:
                 max_grad_norm=1e6,
                 max_tokens_per_microbatch=MOST,
             ),
-            loss=loss,
+            loss=value_loss if values else loss,
             total_steps=10,
             dtype=getattr(torch, case.get("dtype", "float32")),
             gradient_checkpointing=case.get("checkpointing", False),
-            outputs=PolicyOutputs(COLUMNS, 1.0),
+            outputs=token_values if values else PolicyOutputs(COLUMNS, 1.0),
             layout=layout,
             source=source,
         )
@@ -152,11 +169,11 @@ def require_own_alone(saved: SavedTrainer, copied: int, path: Path) -> None:
     assert allocated.peak <= max(own), (allocated.peak, max(own))
 
 
-def require_part_alone(trained: HFTrainer, peak: int, folder: Path) -> None:
+def require_part_alone(trained: HFTrainer, peak: int, folder: Path, load: Any) -> None:
     """A rank read what it has, as it is in the files, bit for bit, and never had more than that and a tensor."""
     state = trained.saved(copies=False).state.values()
     assert peak <= sum(piece.tensor.nbytes for piece in state) + max(4 * prod(piece.whole) for piece in state), peak
-    whole = dict(load_causal_lm(folder, dtype=torch.float32, device=DEVICE).named_parameters())
+    whole = dict(load(folder, dtype=torch.float32, device=DEVICE).named_parameters())
     for name, tensor in trained.tensors():
         assert torch.equal(tensor, whole.pop(name)), name
     assert not whole
@@ -190,19 +207,21 @@ def run(folder: Path, case: dict[str, Any], rank: int) -> None:
         with mock.patch.object(group, "RankGroup", kind), Allocated() as allocated:
             trained.join(inner, _meeting(into / f"port{copy}", inner), SECONDS)
         if case.get("read"):
-            require_part_alone(trained, allocated.peak, into / f"model-{rank}")
+            load = load_value_model if case.get("values") else load_causal_lm
+            require_part_alone(trained, allocated.peak, into / f"model-{rank}", load)
     if layout.copies > 1:
         trained.pair(copy, _meeting(into / "port", rank), SECONDS)
     trained.keep_reference()
     if "loads" in case:
         trained.load(folder / case["loads"] / "saved")
+    of_begin = trained.outputs(pack(given)).tolist() if case.get("values") else None
     report = step(trained, given, layout, rank)
     if layout.pp > 1:  # by turns: what stages receive into is given back
         awake = tensor_bytes()
         trained.sleep()
         assert tensor_bytes() < awake
         trained.wake()
-    scored = _scores(trained, given)
+    scored = _scores(trained, given, of_begin)
     if case.get("saves"):
         with Allocated() as allocated:
             saved = trained.saved(copies=True) if copy == 0 else None
@@ -242,9 +261,12 @@ def publish_by_parts(trained: HFTrainer, tensors: dict[str, Tensor], folder: Pat
         shutil.rmtree(folder)
 
 
-def _scores(trained: HFTrainer, given: list[PackRow]) -> dict[str, Any]:
-    """Of all rows by all ranks: log-probs now, and under the weights of the beginning."""
+def _scores(trained: HFTrainer, given: list[PackRow], begun_with: list[float] | None) -> dict[str, Any]:
+    """Of all rows by all ranks: log-probs now, and under the weights of the beginning. Of a model that began with these
+    values, values."""
     whole = pack(given)
+    if begun_with is not None:
+        return {"now": trained.outputs(whole).tolist(), "begun": begun_with}
     now, begun = trained.logprobs(whole), trained.reference_logprobs(whole)
     return {"now": now.tolist(), "begun": begun.tolist()}
 

@@ -261,6 +261,12 @@ def test_weights_that_are_not_finite_are_refused_by_name(folder: Path, value: fl
             kind(folder, dtype=torch.bfloat16, device="cpu")
 
 
+def test_what_has_no_classifier_makes_no_critic(tmp_path: Path) -> None:
+    save_pretrained_folder(tiny_model("mamba"), None, tmp_path)
+    with pytest.raises(ConfigError, match="transformers has no classifier of its type, as a critic and a reward model"):
+        load_value_model(tmp_path, dtype=torch.float32, device="cpu")
+
+
 def test_integers_are_no_weights(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.mlp.up_proj.weight"] = torch.ones(48, 32, dtype=torch.int8)

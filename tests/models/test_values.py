@@ -7,18 +7,34 @@ import copy
 import numpy as np
 import pytest
 import torch
-from models_helpers import CONFIGS, VOCAB
-from transformers import AutoModelForTokenClassification, PreTrainedModel
+from models_helpers import CONFIGS, SHAPE, VOCAB
+from transformers import (
+    AutoModelForTokenClassification,
+    GptOssConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3NextConfig,
+)
 
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import PackRow, pack
 from headrace.models.values import token_values, values_and_last
 
 ARCHITECTURES = ("qwen3", "gemma2", "gpt2")
+_EXPERTS = {"num_experts_per_tok": 1, "attn_implementation": "eager"}
+OTHERS: dict[str, PreTrainedConfig] = {
+    "qwen3_next": Qwen3NextConfig(
+        **SHAPE, **_EXPERTS, num_experts=2, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+        layer_types=["linear_attention", "full_attention"], linear_num_value_heads=2, linear_num_key_heads=2,
+        linear_key_head_dim=8, linear_value_head_dim=8,
+    ),
+    "gpt_oss": GptOssConfig(**SHAPE, **_EXPERTS, num_local_experts=2, sliding_window=5),
+}  # fmt: skip
+"""Whose attention is not the usual one."""
 
 
 def value_model(name: str) -> PreTrainedModel:
-    config = copy.deepcopy(CONFIGS[name])
+    config = copy.deepcopy((CONFIGS | OTHERS)[name])
     config.num_labels = 1
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -59,6 +75,26 @@ def test_the_last_value_is_that_of_the_state_after_all_tokens(name: str) -> None
         torch.testing.assert_close(part[-1, 1], after[-1] * cut_off, rtol=1e-4, atol=1e-5)
         assert not part[:-1, 1].any()
     assert expected[1][-1].abs() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", *OTHERS])
+@torch.no_grad()
+def test_a_new_head_of_0_hides_nothing_of_how_the_model_computes(name: str) -> None:
+    """Samples are kept apart, and values not capped as logits may be, also once it has learnt."""
+    model = value_model(name)
+    for parameter in model.score.parameters():
+        parameter.zero_()
+    lm = PackedLM(model)
+    for parameter in model.score.parameters():
+        torch.nn.init.normal_(parameter, std=30.0)
+    plain, samples = value_model(name), rows()[:3]
+    plain.load_state_dict(model.state_dict())
+    found = token_values(lm, pack(samples)).split([len(row.tokens) for row in samples])
+    for row, part in zip(samples, found, strict=True):
+        after = alone(plain, row)
+        before = torch.cat([after.new_zeros(1), after[:-1]]) * torch.as_tensor(row.mask)
+        torch.testing.assert_close(part, before, rtol=1e-4, atol=1e-3)
+        assert after.abs().max() > 60, "more than a cap of 30 lets through"
 
 
 def test_where_nothing_was_cut_off_there_is_nothing_to_add() -> None:

@@ -105,8 +105,13 @@ def cases() -> list[dict[str, Any]]:
     found += [case("qwen3", layout, dtype="bfloat16") for layout in (ONE, "d2z2", "d2t2", "d2c2", "d2p2", "d4r2z3")]
     saved = [case("qwen3", layout, saves=True) for layout in (ONE, "d2t2", "d4z3", "p2", "t2p2", "d4r2z2")]
     saved += [case("qwen3_moe", layout, saves=True) for layout in (ONE, "d4e2", "t2p2", "d2t2e2")]
+    found += [case("qwen3", layout, values=True) for layout in (ONE, "d2c2", "d2t2z2", "c2t2")]
+    found += [case("gemma2", layout, values=True) for layout in (ONE, "d2t2")]
+    found += [case("qwen3_moe", layout, values=True) for layout in (ONE, "d4e2", "d2t2e2")]
+    saved += [case("qwen3", layout, values=True, saves=True) for layout in (ONE, "d2t2")]
     found += [case("qwen3", layout, read=True) for layout in ("d2t2", "t2p2")]
     found += [case("qwen3", "p3", layers=5, read=True), case("qwen3_moe", "d4e2", read=True)]
+    found += [case("qwen3", "t2p2", values=True), case("qwen3", "t2p2", values=True, read=True)]
     return [*found, *saved, *LOADS]
 
 
@@ -127,6 +132,8 @@ LOADS = [
     case("qwen3_moe", "d4e4", loads="qwen3_moe-t2p2-saves=True"),
     case("qwen3_moe", "d2p2e2", loads="qwen3_moe-d2t2e2-saves=True"),
     case("qwen3_moe", "d2t2e2", loads="qwen3_moe-d4e2-saves=True"),
+    case("qwen3", ONE, values=True, loads="qwen3-d2t2-values=True-saves=True"),
+    case("qwen3", "t2p2", values=True, loads="qwen3-d2t2-values=True-saves=True"),
 ]
 
 
@@ -148,7 +155,7 @@ def read(ran: Path, name: str) -> Found:
 def begun(ran: Path, name: str) -> Found:
     """What one rank makes of the same."""
     model, _, *more = name.split("-")
-    kept = [each for each in more if each.startswith(("kept", "dtype", "layers", "routed"))]
+    kept = [each for each in more if each.startswith(("kept", "dtype", "layers", "routed", "values"))]
     return read(ran, "-".join([model, ONE, *kept]))
 
 
@@ -199,10 +206,13 @@ def test_a_checkpoint_goes_on_in_another_layout(ran: Path, given: dict[str, Any]
         assert float((found.weights[key] - tensor).abs().max()) <= 3e-6, key
 
 
-@pytest.mark.parametrize(("model", "layout"), [("qwen3", "d2t2"), ("qwen3", "t2p2"), ("qwen3_moe", "d4e2")])
-def test_a_checkpoint_has_a_model_that_transformers_loads(ran: Path, model: str, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "layout", "more"),
+    [("qwen3", "d2t2", ""), ("qwen3", "t2p2", ""), ("qwen3_moe", "d4e2", ""), ("qwen3", "d2t2", "values=True-")],
+)
+def test_a_checkpoint_has_a_model_that_transformers_loads(ran: Path, model: str, layout: str, more: str) -> None:
     """And each rank's file no more than its share of masters and moments. Each expert has a name of its own."""
-    whole, saved = (ran / f"{model}-{each}-saves=True" / "saved" for each in (ONE, layout))
+    whole, saved = (ran / f"{model}-{each}-{more}saves=True" / "saved" for each in (ONE, layout))
     one, other = (load_file(each / "model" / "model.safetensors") for each in (whole, saved))
     assert one.keys() == other.keys()
     assert all(float((other[key] - tensor).abs().max()) <= 3e-6 for key, tensor in one.items())

@@ -42,7 +42,10 @@ def cases() -> list[dict[str, Any]]:
     found += [case("qwen3", layout, dtype="bfloat16") for layout in (ONE, "d2t2")]
     found += [case("gpt2", layout) for layout in (ONE, "d4z3")]
     found += [case("qwen3_moe", layout, routed=True) for layout in (ONE, "d2e2", "d2t2e2", "t2p2")]
-    found += [case("qwen3", layout, reward=True) for layout in (ONE, "d2", "d4z3", "d2c2", "p2", "d2p2")]
+    found += [
+        case("qwen3", layout, reward=True) for layout in (ONE, "d2", "d4z3", "d2c2", "p2", "d2p2", "d2t2", "t2p2")
+    ]
+    found += [case("qwen3_moe", layout, reward=True) for layout in (ONE, "d2t2e2")]
     found += [case("gpt2", layout, reward=True) for layout in (ONE, "d4z3")]
     return [*found, case("qwen3", "t2", breaks=True)]
 

@@ -70,16 +70,6 @@ class RMConfig(Section):
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data."""
 
-    @model_validator(mode="after")
-    def _head_is_whole(self) -> RMConfig:
-        layout = self.trainer.layout
-        if layout.tp > 1 or layout.ep > 1:
-            raise ValueError(
-                f"trainer.layout is {layout.text}, and a reward model's head and experts are not cut up; use dp, cp, "
-                "pp or zero"
-            )
-        return self
-
 
 class DPOConfig(Section):
     model: ModelConfig

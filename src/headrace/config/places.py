@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 _APART = ("trainer", "critic", "reference", "teacher", "functions")
 """Sections whose `placement` is `process` with Ray, unless given."""
 _TRAINED = ("trainer", "critic")
-_WITH_HEADS = {"critic": "critic", "reward.model": "reward model"}
-"""Models of one class."""
 _KEYS = {"reward": "reward.model"}
 """Sections that are not called as their workers are."""
 
@@ -92,14 +90,6 @@ def _check_layout(key: str, layout: LayoutConfig, placement: str) -> None:
     if (layout.ranks > 1 or layout.stage) and placement != "process":
         more = ", or leave the layout out: a hybrid one is in the trainer's ranks" if placement == "hybrid" else ""
         raise ValueError(f"{key}.layout is {layout.text}, and ranks have processes; set {key}.placement: process{more}")
-    if key in _WITH_HEADS and layout.tp > 1:
-        raise ValueError(
-            f"{key}.layout has tp {layout.tp}, and a {_WITH_HEADS[key]}'s head cannot be split; use dp, cp or zero"
-        )
-    if key in _WITH_HEADS and layout.ep > 1:
-        raise ValueError(
-            f"{key}.layout has ep {layout.ep}, and a policy's experts alone are shared out; use dp, cp or zero"
-        )
     if key not in _TRAINED and layout.schedule != "1f1b":
         raise ValueError(
             f"{key}.layout.schedule is {layout.schedule}, and a model that only scores makes no passes back; leave it "

@@ -141,7 +141,7 @@ class RewardModelConfig(Section):
     placement: Literal["own", "process"] = "own"
     """`own`: a lane of its own. `process`: a process of its own, on this machine."""
     layout: LayoutConfig = LayoutConfig()
-    """Of ranks that score together, each in a process of its own, as `trainer.layout`; no tp and ep."""
+    """Of ranks that score together, each in a process of its own, as `trainer.layout`."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
 
 

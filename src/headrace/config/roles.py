@@ -96,7 +96,7 @@ class CriticConfig(Section):
     placement: Literal["own", "process"] = "own"
     """`own`: a lane of its own. `process`: a process of its own, on this machine."""
     layout: LayoutConfig = LayoutConfig()
-    """Of ranks that train it together, as `trainer.layout`; no tp."""
+    """Of ranks that train it together, as `trainer.layout`."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
 
     @property

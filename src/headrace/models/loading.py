@@ -346,6 +346,8 @@ def _explain(error: Exception) -> str:
             "there is no such folder here, and the Hugging Face Hub did not give a model of that name; check the "
             "spelling, the network, and for a private model your token"
         )
+    if "Unrecognized configuration class" in text and ("ForTokenClass" in text or "ForSequenceClass" in text):
+        return "transformers has no classifier of its type, as a critic and a reward model are; give another model"
     if "Unrecognized configuration class" in text:
         return "it is of no causal language model; give one"
     return f"{_first_line(error)}; check the files, or save the model again"

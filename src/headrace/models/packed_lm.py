@@ -44,7 +44,8 @@ class PackedLM(nn.Module):
     """Hidden states and logits of packed rows.
 
     When built, it runs two short samples through the model, separately and packed, and takes the first of
-    `PackedForward` that agrees with the model's own logits; likewise for the output layer.
+    `PackedForward` that agrees with the model's own logits (or hidden states, where a new head makes 0 of all);
+    likewise for the output layer.
     """
 
     def __init__(self, model: PreTrainedModel, device: torch.device | None = None) -> None:
@@ -54,7 +55,9 @@ class PackedLM(nn.Module):
         self.device: torch.device = model.device if device is None else device
         """Where it computes; its weights may be elsewhere between passes."""
         self._own_attention = model.config._attn_implementation
-        self._softcap: float | None = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+        self._softcap: float | None = None
+        if model.get_output_embeddings() is not None:  # what a classifier says is not capped
+            self._softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
         self.shared: SharedPass | None = None
         """With whom a pass is shared; only where samples are kept apart by segments, and the output layer is plain."""
         self._before: Tensor | None = None
@@ -191,11 +194,15 @@ class PackedLM(nn.Module):
         tokens = torch.arange(1, 1 + sum(lengths), device=self.device) % self.model.config.get_text_config().vocab_size
         positions = torch.cat([torch.arange(length, device=self.device) for length in lengths])
         experts = self._prescribed(tokens)
-        logits = self._run(self.model, tokens, positions, lengths, PackedForward.SEPARATE, experts)
+        told: nn.Module = self.model
+        expected = logits = self._run(told, tokens, positions, lengths, PackedForward.SEPARATE, experts)
+        if not logits.any():  # a new head of 0, which says nothing of what comes before it
+            told = self.model.base_model
+            expected = self._run(told, tokens, positions, lengths, PackedForward.SEPARATE, experts)
         for kind in self._candidates():
             self._set_attention(kind)
             try:
-                if agree(self._run(self.model, tokens, positions, lengths, kind, experts), logits):
+                if agree(self._run(told, tokens, positions, lengths, kind, experts), expected):
                     break
             except UnsupportedAttention:
                 continue

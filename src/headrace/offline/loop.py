@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from headrace.config import ConfigError, config_sha256, dump_config
+from headrace.config import ConfigError, RMConfig, config_sha256, dump_config
 from headrace.config.track import sections
 from headrace.config.values.paths import path_of
 from headrace.controller.begin import Begin
@@ -91,7 +91,7 @@ def look_at(config: OfflineConfig, output: OutputFolder) -> Source:
     device = resolve_device(config.model.device)
     check_model(config.model.path)
     model = read_model_config(config.model.path)
-    check_layout("trainer", config.trainer.layout, model, device)
+    check_layout("trainer", config.trainer.layout, model, device, gives_values=isinstance(config, RMConfig))
     tokenizer = load_tokenizer(config.model.path)
     stops = read_generation_stops(config.model.path, tokenizer)
     if not stops:

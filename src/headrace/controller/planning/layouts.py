@@ -13,6 +13,9 @@ from headrace.models.experts import experts_per_token, routed_bytes
 from headrace.models.loading import outline, read_model_config
 from headrace.models.routing import ROUTED_TYPES
 
+_GIVE_VALUES = ("critic", "reward")
+"""Kinds of workers whose models do."""
+
 
 def check_layouts(config: TrainConfig, policy: Any, device: torch.device) -> None:
     """`policy`: its Hugging Face config. Raises ConfigError with what would fit."""
@@ -21,14 +24,22 @@ def check_layouts(config: TrainConfig, policy: Any, device: torch.device) -> Non
         if (layout := layouts[kind]).ranks > 1 or layout.stage:
             model, key = config_of_kind(kind, config, policy), key_of(kind)
             here, trains = kind not in config.cluster.place, kind not in config.scorer_processes
-            check_layout(key, layout, model, device, here=here, trains=trains)
+            check_layout(key, layout, model, device, here=here, trains=trains, gives_values=kind in _GIVE_VALUES)
 
 
 def check_layout(
-    name: str, layout: LayoutConfig, model: Any, device: torch.device, *, here: bool = True, trains: bool = True
+    name: str,
+    layout: LayoutConfig,
+    model: Any,
+    device: torch.device,
+    *,
+    here: bool = True,
+    trains: bool = True,
+    gives_values: bool = False,
 ) -> None:
     """`name`: of the section that has the layout; `model`: its Hugging Face config. `here`: its ranks are on this
-    machine, not where a cluster has room. `trains`: else they only score. Raises ConfigError with what would fit."""
+    machine, not where a cluster has room. `trains`: else they only score. `gives_values`: it is a classifier of tokens
+    into one class, else a language model. Raises ConfigError with what would fit."""
     if layout.ranks == 1 and not layout.stage:
         return
     if device.type != "cpu":
@@ -37,7 +48,7 @@ def check_layout(
         _check_experts(name, layout, model)
     _check_divides(name, layout, model.get_text_config())
     if layout.tp > 1:
-        _check_split(name, model)
+        _check_split(name, model, gives_values=gives_values)
 
 
 def config_of_kind(kind: str, config: TrainConfig, policy: Any) -> Any:
@@ -93,12 +104,16 @@ def _check_experts(name: str, layout: LayoutConfig, policy: Any) -> None:
         )
 
 
-def _check_split(name: str, policy: Any) -> None:
+def _check_split(name: str, config: Any, *, gives_values: bool) -> None:
     """As the ranks see it, of the model without memory."""
+    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
     from headrace.training.layouts.sharding import check_split  # torch takes its time to import what cuts models up
 
+    kind = AutoModelForTokenClassification if gives_values else AutoModelForCausalLM
+    model = outline(config, str(config.name_or_path), kind)
     try:
-        check_split(outline(policy, str(policy.name_or_path)))
+        check_split(model)
     except ConfigError as error:
         raise ConfigError(f"{name}.{error}") from error
 

@@ -25,8 +25,10 @@ from torch.distributed.tensor.parallel import (
 )
 
 from headrace.config import ConfigError
+from headrace.models.packed_lm import output_layer
 from headrace.models.parallel.expert_share import expert_modules, share_experts
 from headrace.models.parallel.routers import OfOwnTokens
+from headrace.models.parallel.whole_head import WholeHead
 from headrace.models.routing import is_router
 
 if TYPE_CHECKING:
@@ -41,16 +43,16 @@ _HEAD_NORMS = ("q_norm", "k_norm")
 
 
 def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Tensor parallel over `mesh` (one dimension), sequence parallel where norms work. Every parameter becomes a
-    DTensor. Raises ConfigError, as `check_split`."""
+    """Tensor parallel over `mesh` (one dimension), sequence parallel where norms work; the head of a classifier of
+    tokens stays whole. Every parameter becomes a DTensor. Raises ConfigError, as `check_split`."""
     styles = check_split(model)
     base = model.base_model
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding, head = model.get_input_embeddings(), output_layer(model)
     has_embedding, has_head = (hasattr(module, "weight") for module in (embedding, head))  # a stage may have neither
     tied = has_embedding and has_head and head.weight is embedding.weight
     parallelize_module(base, mesh, styles)
     if has_head:
-        parallelize_module(head, mesh, ColwiseParallel())
+        parallelize_module(head, mesh, ColwiseParallel() if model.get_output_embeddings() is head else WholeHead())
     if tied:  # each was cut by itself
         head.weight = embedding.weight
 
@@ -80,7 +82,7 @@ def check_split(model: PreTrainedModel) -> dict[str, ParallelStyle]:
             styles[name] = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
         elif style := next((style for pattern, style in plan.items() if fnmatchcase(name, pattern)), None):
             styles[name] = ColwiseParallel() if style == _COLUMNS else RowwiseParallel(output_layouts=Shard(1))
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding, head = model.get_input_embeddings(), output_layer(model)
     inside = {id(module): name for name, module in base.named_modules()}
     if hasattr(embedding, "weight"):
         if id(embedding) not in inside:
