@@ -12,6 +12,7 @@ whoever asked for the journey (`relays.py`).
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -64,7 +65,8 @@ class NcclWire:
         self._short.close()
         group, self._group = self._group, None
         if group is not None:
-            group.abort()
+            with suppress(RuntimeError):  # of a device that fails nothing more is wanted
+                group.abort()
 
     def _meet(self, size: int, seconds: float) -> None:
         """All add up: what is wrong with NCCL here is known before a version leaves."""
