@@ -42,7 +42,7 @@ class NcclWire:
         try:
             self._group = _nccl_group(PrefixStore("long", store), rank, size, host, seconds)
             self._meet(size, seconds)
-        except (ImportError, RuntimeError) as error:
+        except (ImportError, RuntimeError, ValueError) as error:  # the last where a process sees no device
             self.close()
             raise NcclFault(f"NCCL on {device}: {error}") from error
 
@@ -93,10 +93,10 @@ class _OnDevice:
 
 
 def _nccl_group(store: Store, rank: int, size: int, host: str, seconds: float) -> Any:
-    """Raises ImportError, RuntimeError, OSError."""
+    """Raises ImportError, RuntimeError, ValueError, OSError."""
     from torch.distributed.distributed_c10d import ProcessGroupNCCL  # a torch without CUDA has none
 
-    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # older ones heed a wait's own deadline only then
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # waits abort and raise, and no thread ends the process for them
     os.environ.setdefault("NCCL_SOCKET_IFNAME", interface_of(host))
     options = ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=seconds)
