@@ -352,3 +352,27 @@ def test_on_cuda_each_device_has_one_ranks_part(job: Path, monkeypatch: pytest.M
         assert found["trainer: float32 weights"] == -(-4 * stage // 3)
         assert found["trainer: weights gathered for a pass"] == 4 * stage
         assert found["trainer: activations"] == (4 if schedule == "gpipe" else 1) * uses["trainer: activations"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "transport", "leaving", "shared"),
+    [
+        ("d1", "shm", True, True),
+        ("d2t2", "shm", False, True),
+        ("{dp: 2, zero: 2}", "shm", False, True),
+        ("p2", "disk", False, False),
+        ("d1", "disk", True, False),
+    ],
+)
+def test_on_cuda_ranks_that_cut_the_model_up_copy_no_weights_before_they_leave(
+    job: Path, monkeypatch: pytest.MonkeyPatch, layout: str, transport: str, leaving: bool, shared: bool
+) -> None:
+    """They write them, converted, into the host's memory or to the disk; a rank that has all copies them first."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**40, 2**40))
+    model: Any = CONFIGS["qwen3"]()
+    version = 2 * count_parameters(model)
+    given_so = (f"trainer.layout={layout}", f"weights.transport={transport}", "model.dtype=bfloat16")
+    found = estimate_memory(given(job, *given_so), model, torch.device("cuda", 0))
+    on_device = {use: size for use, size in found.uses.items() if use.startswith("weight plane")}
+    assert on_device == ({"weight plane: the copy that leaves": version} if leaving else {})
+    assert found.published == (2 * version if shared else 0)

@@ -169,6 +169,17 @@ def test_a_plan_says_how_layers_are_cut_into_stages(job: Path) -> None:
     assert words in describe_plan(make_plan(config))
 
 
+def test_a_plan_says_by_what_relays_speak(job: Path) -> None:
+    apart = ["trainer.placement=process", "weights.transport=collective"]
+    plan = make_plan(load_config(TrainConfig, job, apart))
+    words = "over a relay for each that takes them by collective ("
+    assert f"{words}gloo)" in describe_plan(plan)
+    on_device = replace(plan, memory=replace(plan.memory, place="cuda:0"))
+    assert f"{words}NCCL where each is on a device of its own, not run: Headrace's tests" in describe_plan(on_device)
+    forced = make_plan(load_config(TrainConfig, job, [*apart, "weights.relay_backend=gloo"]))
+    assert f"{words}gloo)" in describe_plan(replace(forced, memory=on_device.memory))
+
+
 def test_memory_in_bfloat16_and_weights_by_disk(job: Path) -> None:
     model = CONFIGS["qwen3"]()
     numbers = count_parameters(model)

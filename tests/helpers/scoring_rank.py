@@ -24,6 +24,7 @@ from headrace.training.frozen import FrozenRewardModel, FrozenScorer
 from headrace.training.layouts.ranks import Layout
 from headrace.training.shares import shares
 from headrace.training.taking import taken
+from headrace.weights.disk import DiskPublisher
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.plane import WeightError
 from headrace.weights.receiving import receiver_at
@@ -98,7 +99,10 @@ def run(folder: Path, case: dict[str, Any], rank: int) -> None:
     if isinstance(model, FrozenScorer) and case.get("breaks"):
         found["error"] = said_of_take(model, newer, rank)
     elif isinstance(model, FrozenScorer):
-        model.take(dict(load_causal_lm(newer, dtype=torch.float32, device="cpu").named_parameters()))
+        publisher = DiskPublisher(into / f"published-{rank}")  # the same for all, who look at a share of it each
+        tensors = load_causal_lm(newer, dtype=torch.float32, device="cpu").named_parameters()
+        publisher.publish(Version(0, 1), tensors)
+        taken(model, publisher.receiver())
         found["second"] = passes(model, given, layout, rank)
     size = sum(one.tensor.nbytes for one in weights.values())
     (into / f"found-{rank}.json").write_text(json.dumps({**found, "bytes": size}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ import torch
 
 from headrace.weights import disk
 from headrace.weights.disk import DiskPublisher, DiskReceiver
-from headrace.weights.plane import WeightError
+from headrace.weights.plane import ALL, Share, WeightError, WeightOffer
+from headrace.weights.receiving import receiver_of
 from headrace.weights.version import Version
 
 
@@ -166,3 +168,27 @@ def test_received_tensors_outlive_the_files(tmp_path: Path) -> None:
     _, tensors = DiskReceiver(tmp_path).receive()
     shutil.rmtree(tmp_path)
     assert tensors["w"].sum().item() == 100.0
+
+
+def test_those_that_take_a_version_together_look_at_a_share_of_it_each(tmp_path: Path) -> None:
+    """And each finds damage in its own. What none of them takes, or looks at, is not read: the file is mapped."""
+    tensors = [(name, torch.full((100,), float(number))) for number, name in enumerate("abcde")]
+    manifest = DiskPublisher(tmp_path).publish(Version(0, 1), tensors)
+    taken = dict[str, torch.Tensor]()
+    for number in range(3):
+        received = DiskReceiver(tmp_path).receive_buckets(taken.update, 800, share=Share(number, 3))
+        assert received.manifest == manifest
+        assert torch.equal(torch.stack([*taken.values()]), torch.stack([tensor for _, tensor in tensors]))
+    path = tmp_path / "0-1" / disk.TENSORS
+    whole = bytearray(path.read_bytes())
+    whole[-500] ^= 1  # of d, the fourth of five tensors of 400 bytes
+    path.write_bytes(whole)
+    for number in (1, 2):
+        DiskReceiver(tmp_path).receive_buckets(taken.update, share=Share(number, 3))
+    for share in (Share(0, 3), ALL):
+        with pytest.raises(WeightError, match=r"'d' of v1 is damaged \(checksum differs\)"):
+            DiskReceiver(tmp_path).receive_buckets(taken.update, share=share)
+    offer = WeightOffer(Version(0, 1), "disk", str(tmp_path))
+    receiver_of(offer).receive_buckets(taken.update, share=Share(1, 3))
+    with pytest.raises(WeightError, match="v2 was offered, and v1 is the newest"):
+        receiver_of(replace(offer, version=Version(0, 2))).receive_buckets(taken.update, share=Share(1, 3))

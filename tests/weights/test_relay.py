@@ -5,17 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 import torch
 
+from headrace.weights.gloo import gloo_group
 from headrace.weights.plane import WeightError
-from headrace.weights.relay import chain
+from headrace.weights.relay import chain, nccl_wire
 from headrace.weights.relay.chain import BUCKET, Bucket
 from headrace.weights.relay.journey import Journey, Meeting
-from headrace.weights.relay.line import PeerError
+from headrace.weights.relay.line import NcclError, PeerError
 from headrace.weights.relay.relay import Relay
 from headrace.weights.shm import ShmPublisher, ShmReceiver
 from headrace.weights.version import Version
@@ -23,6 +26,7 @@ from headrace.weights.version import Version
 SIZE = BUCKET // 4 + 1024
 """Numbers: two buckets."""
 HOST = "127.0.0.1"
+GROUPS = count()
 
 
 def numbers(version: int) -> torch.Tensor:
@@ -33,19 +37,21 @@ def numbers(version: int) -> torch.Tensor:
 
 
 class Pair:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, devices: tuple[str, ...] = (), still_s: float = 5.0) -> None:
+        """`devices`: see `Meeting`."""
+        self.devices = devices
         for name in ("published", "source", "receiver"):
             (folder / name).mkdir()
         self.publisher = ShmPublisher(folder / "published")
-        self.source, self.receiver = Relay(folder / "source", 5.0), Relay(folder / "receiver", 5.0)
+        self.source, self.receiver = Relay(folder / "source", still_s), Relay(folder / "receiver", still_s)
         self.port = self.source.listen(HOST)
 
     def publish(self, number: int) -> None:
         self.publisher.publish(Version(0, number), [("a", numbers(number))])
 
-    def meet(self) -> None:
-        meeting = Meeting(HOST, self.port, f"group {id(object())}", 2)
-        self._both(lambda: self.source.join(meeting, 0, HOST), lambda: self.receiver.join(meeting, 1, HOST))
+    def meet(self) -> tuple[Any, ...]:
+        meeting = Meeting(HOST, self.port, f"group {next(GROUPS)}", 2, self.devices)
+        return self._both(lambda: self.source.join(meeting, 0, HOST), lambda: self.receiver.join(meeting, 1, HOST))
 
     def journey(self, **changes: Any) -> Journey:
         found = self.source.look(self.publisher.address)
@@ -84,9 +90,15 @@ class Pair:
         return tuple(answers)
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Pair:
-    pair = Pair(tmp_path)
+@pytest.fixture(params=["gloo", "nccl's"])
+def pair(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    """By gloo, or by what speaks NCCL, with a group of gloo's in its place, and the processor for a device."""
+    if request.param == "gloo":
+        devices: tuple[str, ...] = ()
+    else:
+        devices = ("cpu", "cpu")
+        monkeypatch.setattr(nccl_wire, "_nccl_group", gloo_group)
+    pair = Pair(tmp_path, devices)
     pair.publish(1)
     pair.meet()
     sent, arrived = pair.carry(pair.journey())
@@ -169,3 +181,54 @@ def test_where_nobody_listens_is_told(tmp_path: Path) -> None:
     relay = Relay(tmp_path)
     with pytest.raises(WeightError, match=r"relays cannot meet at 192\.0\.2\.1: .*; set weights\.host to an address"):
         relay.listen("192.0.2.1")
+
+
+def test_a_relay_that_leaves_on_the_way_is_heard_of_at_once(pair: Pair) -> None:
+    """Long before the deadline of the other, which waits for what comes next, or for what it sends to be taken."""
+    pair.publish(2)
+    journey, took = pair.journey(), []
+
+    def leaves() -> None:
+        line = pair.receiver._of_group()
+        line.receive(torch.empty(24, dtype=torch.uint8), 0).here()
+        pair.receiver.leave()
+
+    def sends() -> None:
+        began = monotonic()
+        try:
+            pair.source.send(journey, pair.publisher.address)
+        finally:
+            took.append(monotonic() - began)
+
+    refused, _ = pair._both(sends, leaves)
+    assert isinstance(refused, PeerError)
+    assert took[0] < 4.0, "of five seconds"
+    assert pair.taken() == Version(0, 1)
+    pair.meet()
+    _, arrived = pair.carry(pair.journey())
+    assert arrived
+    assert pair.taken() == Version(0, 2)
+
+
+@pytest.mark.parametrize("devices", [("GPU-1", "GPU-2"), ("cpu", "cpu")])
+def test_where_nccl_does_not_work_the_group_says_so(tmp_path: Path, devices: tuple[str, ...]) -> None:
+    """A device that is not seen, and a torch without NCCL, or none of the devices that it is for."""
+    pair = Pair(tmp_path, devices)
+    answers = pair.meet()
+    assert all(isinstance(each, NcclError) for each in answers), answers
+    pair.devices = ()
+    assert pair.meet() == (None, None)
+
+
+@pytest.mark.parametrize("devices", [(), ("cpu", "cpu")])
+def test_what_nobody_takes_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(nccl_wire, "_nccl_group", gloo_group)
+    pair = Pair(tmp_path, devices, still_s=0.3)
+    pair.publish(1)
+    assert pair.meet() == (None, None)
+    with pytest.raises(PeerError, match="waited for bytes to relay 1: "):
+        pair.source.send(pair.journey(), pair.publisher.address)
+    with pytest.raises(PeerError, match="in no group"):
+        pair.source.send(pair.journey(), pair.publisher.address)

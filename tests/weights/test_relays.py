@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from device_relay import DeviceRelay
 from mortal_relay import MortalRelay
 
-from headrace.roles.workers.relay import RelaySpec
+from headrace.roles.workers.relay import RelaySpec, RelayWorker
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.process.processes import Processes
 from headrace.runtime.workers import Placement, Workers
@@ -93,13 +94,21 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 @asynccontextmanager
-async def house(folder: Path, count: int, *, deltas: bool = False, still_s: float = 10.0) -> AsyncGenerator[House]:
-    processes = Processes("a test", packages=["mortal_relay"])
+async def house(
+    folder: Path,
+    count: int,
+    *,
+    deltas: bool = False,
+    still_s: float = 10.0,
+    kind: type[RelayWorker] = MortalRelay,
+    device_of: Callable[[int], str] | None = None,
+) -> AsyncGenerator[House]:
+    processes = Processes("a test", packages=["mortal_relay", "device_relay"])
     runtime = InlineRuntime(apart=processes)
     try:
         spec = RelaySpec(str(processes.make_folder("relays")), still_s)
-        workers = await runtime.start(MortalRelay, [spec] * (1 + count), Placement(process=True, threads=1))
-        relays = Relays(workers, runtime.clock, 60.0, deltas=deltas, summed=True)
+        workers = await runtime.start(kind, [spec] * (1 + count), Placement(process=True, threads=1))
+        relays = Relays(workers, runtime.clock, 60.0, deltas=deltas, summed=True, device_of=device_of)
         for rank in range(1 + count):
             await relays.take_in(rank, [] if rank == SOURCE else [f"engine/{rank}"])
         yield House(workers, relays, ShmPublisher(folder))
@@ -186,3 +195,16 @@ async def test_the_source_sends_each_byte_once_however_many_there_are(tmp_path: 
         carried = the.told("weights_carried")
         assert [each["relays"] for each in carried] == [[1, 2, 3], [1, 2], [1], [rank]]
         assert [each["share"] for each in carried] == [1.0] * 4
+
+
+@in_loop
+async def test_where_nccl_does_not_work_versions_go_by_gloo(tmp_path: Path) -> None:
+    async with house(tmp_path, 2, kind=DeviceRelay, device_of=lambda rank: f"GPU-{rank}") as the:
+        await the.publish(0)
+        await the.publish(1)
+        assert the.look(1, 2) == [1, 1]
+        (told,) = the.told("relays_by_gloo")
+        assert "speak by gloo from now on, since NCCL failed: " in told["message"]
+        assert "does not see the CUDA device GPU-" in told["message"]
+        assert [each["transport"] for each in the.told("weights_carried")] == ["collective (gloo)"] * 2
+        assert the.events == [], "nobody was left out for it"

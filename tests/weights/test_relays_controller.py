@@ -214,6 +214,20 @@ def test_an_engine_that_comes_and_leaves_has_its_relay_come_and_leave() -> None:
     asyncio.run(run())
 
 
+def test_the_device_of_a_relay_is_that_of_whoever_it_is_beside_now() -> None:
+    async def run() -> None:
+        seats, _, _, trainer = await seated({"engine/0": HERE, "engine/1": replace(AWAY, device="GPU-2")})
+        assert [seats.device_of(rank) for rank in (SOURCE, 1)] == ["cpu", "GPU-2"]
+        await seats.seat("engine/1", replace(AWAY, device="GPU-3"))
+        trainer.seen = replace(HERE, device="GPU-1")
+        await seats.look_again()
+        assert [seats.device_of(rank) for rank in (SOURCE, 1)] == ["GPU-1", "GPU-3"]
+        await seats.let_go("engine/1")
+        assert seats.device_of(1) == "cpu"
+
+    asyncio.run(run())
+
+
 def test_a_relay_that_cannot_be_taken_in_is_let_go() -> None:
     async def run() -> None:
         seats, relays, workers, _ = await seated({"engine/0": AWAY})

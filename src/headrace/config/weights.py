@@ -14,12 +14,15 @@ class WeightsConfig(Section):
     """How weights reach engines: `memory` within one process, `shm` through memory that processes of one machine share,
     `cuda_ipc` through memory of their CUDA device, `disk` through the run's folder. `gloo`: inference servers get them
     over TCP, also on other machines, and whoever else takes them by `shm`. `collective`: each that takes them has a
-    process beside it, a relay, and relays pass them on in a chain, by gloo. Unless given, `memory`, but with models in
-    processes of their own `cuda_ipc` where all of them are Headrace's, on one CUDA device, and whole, else `shm`, and
-    for those on nodes of a Ray cluster that do not see the trainer's memory `collective`."""
+    process beside it, a relay, and relays pass them on in a chain (`relay_backend`). Unless given, `memory`, but with
+    models in processes of their own `cuda_ipc` where all of them are Headrace's, on one CUDA device, and whole, else
+    `shm`, and for those on nodes of a Ray cluster that do not see the trainer's memory `collective`."""
     deltas: bool | None = None
     """Whether relays are sent what changed since the version that they have, lossless, where that is less. Unless
     given, they are where some are on other machines than the trainer: on one machine the whole is faster."""
+    relay_backend: Literal["gloo"] | None = None
+    """By what relays speak. Unless given, NCCL where the trainer and each that has a relay are on a CUDA device of
+    their own, and gloo elsewhere, or once NCCL has failed. NCCL takes some hundred MiB of each device."""
     host: str = Field(default="127.0.0.1", min_length=1)
     """The address of the trainer's machine from which those on other machines get weights, servers with `gloo`, and
     relays, at ports that are free; and on whose network ranks of one model on several machines meet. Nothing there is

@@ -24,7 +24,7 @@ from headrace.training.shared_model import SharedModel
 from headrace.training.state import WEIGHTS, read_weights
 from headrace.training.trainer import HFTrainer
 from headrace.weights.expected import WeightSchema
-from headrace.weights.plane import Manifest
+from headrace.weights.plane import Manifest, Share
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,6 +62,11 @@ class FrozenScorer:
     def require_fits(self, manifest: Manifest) -> None:
         """See `FrozenModel.require_fits`."""
         self._schema.require_fits(manifest)
+
+    @property
+    def share(self) -> Share:
+        """See `FrozenModel.share`."""
+        return self._shared.share
 
     def of_any(self, fault: str | None) -> str | None:
         """See `SharedModel.of_any`."""

@@ -13,7 +13,7 @@ from headrace.errors import HeadraceError
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
 from headrace.store.media.files import Digest
-from headrace.weights.plane import Manifest
+from headrace.weights.plane import Manifest, Share
 
 Scalar = Tensor | float
 
@@ -165,6 +165,10 @@ class FrozenModel(Protocol):
 
     def require_fits(self, manifest: Manifest) -> None:
         """That a publication has all weights that it computes with, in their shapes, no others. Raises WeightError."""
+
+    @property
+    def share(self) -> Share:
+        """Which of its ranks this one is, of those that have parts of it. Not before they have joined."""
 
     def of_any(self, fault: str | None) -> str | None:
         """The first fault that a rank of this model tells, if it has several; else this one. By all."""

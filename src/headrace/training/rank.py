@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from headrace.algorithms.kl_controllers import TakenCoefficient
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.experience.columns import read, refs_of
@@ -26,6 +28,7 @@ from headrace.training.rows.held_rows import HeldRows
 from headrace.training.rows.packed_rows import ROW_TYPES, RowToTrain, pack_row, put_each, split
 from headrace.training.rows.spans import SPANNED, check_spans
 from headrace.training.scoring import Scoring
+from headrace.weights.devices import device_name
 from headrace.weights.disk import DiskPublisher
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.manifest import build_manifest
@@ -119,12 +122,14 @@ class TrainerRank:
         reference: Kept | None = None,
         check: Callable[[], SwapCheck] | None = None,
         by_parts: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         """`plane`: by which its weights leave; in this process's memory unless given. `aside`: makes one for a version
         that one receiver alone takes. `coefficient`: of a KL in the loss, which is told with the rows. `reference`: the
         copy that it keeps of its own weights, if that goes with a checkpoint. `check`: makes the swap check of the
         present weights, where they are converted or copied on their way. `by_parts`: each rank writes what it has
-        of the weights into what they leave through, as they do aside; if that is in this process alone, none leave."""
+        of the weights into what they leave through, as they do aside; if that is in this process alone, none leave.
+        `device`: of the weights, unless that is the CPU."""
         self._trainer = trainer
         self._services = services
         self._task = task
@@ -136,6 +141,7 @@ class TrainerRank:
         self._check = check
         self._held: HeldRows | None = None
         self._by_parts = by_parts
+        self._device = device or torch.device("cpu")
         self._writer = PartWriter()
         self._snapshot: Snapshot | None = None
         self._shown: Snapshot | None = None
@@ -295,7 +301,7 @@ class TrainerRank:
 
     def sees(self) -> Seen:
         """Where it is."""
-        return seen_here()
+        return seen_here(device_name(self._device))
 
     def snapshot(self, version: Version) -> Opened | None:
         """Copy the weights as they are. Where they leave by parts that is only begun: all are to `write_part`, then the

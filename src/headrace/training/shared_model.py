@@ -22,6 +22,7 @@ from headrace.training.model_files import fill_pieces
 from headrace.training.pieces import Piece
 from headrace.training.protocol import Outputs
 from headrace.training.replicas import At, Meeting
+from headrace.weights.plane import ALL, Share
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -76,6 +77,11 @@ class SharedModel:
         self._joint, self._outlines = joint_model(self._lm, ranks, self._dtype, budget, source=source)
         if source is not None:
             fill_pieces(self.weights, source)
+
+    @property
+    def share(self) -> Share:
+        """See `FrozenModel.share`."""
+        return ALL if self._ranks is None else Share(self._ranks.rank, self._layout.size)
 
     def of_any(self, fault: str | None) -> str | None:
         """The first fault that a rank of this model tells, if one does: by all that have parts, before they pass over

@@ -17,7 +17,7 @@ from headrace.models.simulated import Words, identities, logprobs_of, mixed
 from headrace.runtime.workers import WorkerLost
 from headrace.store.media.files import Files
 from headrace.training.protocol import CheckpointError, Outputs, StepReport, Written
-from headrace.weights.plane import Manifest
+from headrace.weights.plane import ALL, Manifest
 
 Charge = Callable[[float], None]
 """The call that asks takes so many seconds longer."""
@@ -257,6 +257,8 @@ class SimulatedScorer:
 
     def require_fits(self, manifest: Manifest) -> None:
         pass
+
+    share = ALL
 
     def of_any(self, fault: str | None) -> str | None:
         return fault

@@ -34,7 +34,7 @@ def taken(model: FrozenModel, receiver: WeightReceiver) -> Version:
     ranks of the model, if it has several: none checks before all have it. Blocking. Raises WeightError; then the model
     has weights of no version."""
     try:
-        received = receiver.receive_buckets(model.take, begin=model.require_fits)
+        received = receiver.receive_buckets(model.take, begin=model.require_fits, share=model.share)
     except WeightError as error:
         model.of_any(str(error))
         raise

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from headrace.weights.devices import device_name, device_named
 from headrace.weights.plane import Manifest, WeightError
 from headrace.weights.slot_format import HEADER, SLOTS, places, slot_name
 from headrace.weights.slots import Slot, SlotPublisher, SlotReceiver, mapped_file
@@ -44,7 +45,7 @@ class CudaIpcPublisher(SlotPublisher):
     def _made(self, manifest: Manifest) -> Sequence[Slot]:
         found, size = places(manifest.entries)
         memories = [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(SLOTS)]
-        handles = {"device": _name(self._device), "slots": [_handle(memory) for memory in memories]}
+        handles = {"device": device_name(self._device), "slots": [_handle(memory) for memory in memories]}
         (self._folder / _HANDLES).write_text(json.dumps(handles))
         return [
             Slot(mapped_file(self._folder / slot_name(number), HEADER, create=True), memory, found)
@@ -102,16 +103,11 @@ def _opened(handle: Sequence[Any], device: torch.device) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
 
-def _name(device: torch.device) -> str:
-    """The same in all processes, whichever devices they see."""
-    return str(torch.cuda.get_device_properties(device).uuid)
-
-
 def _device_of(name: str) -> torch.device:
     """Raises WeightError."""
-    for index in range(torch.cuda.device_count()):
-        if _name(torch.device("cuda", index)) == name:
-            return torch.device("cuda", index)
-    raise WeightError(
-        f"the weights are on a CUDA device that this process does not see ({name}); use weights.transport: shm"
-    )
+    found = device_named(name)
+    if found is None:
+        raise WeightError(
+            f"the weights are on a CUDA device that this process does not see ({name}); use weights.transport: shm"
+        )
+    return found

@@ -22,8 +22,11 @@ from safetensors.torch import load_file, save_file
 from headrace.weights import swap_check
 from headrace.weights.manifest import build_manifest, checksum, from_json, named_once, require_newer, to_json, verify
 from headrace.weights.plane import (
+    ALL,
+    BUCKET_BYTES,
     Manifest,
     Received,
+    Share,
     Snapshot,
     WeightError,
     WeightOffer,
@@ -156,6 +159,25 @@ class DiskReceiver(WeightReceiver):
         """See `WeightReceiver.received`."""
         return self._again(self._read)
 
+    def receive_buckets(
+        self,
+        take: Callable[[Mapping[str, torch.Tensor]], None],
+        limit: int = BUCKET_BYTES,
+        *,
+        begin: Callable[[Manifest], None] = lambda manifest: None,
+        share: Share = ALL,
+    ) -> Received:
+        """See `WeightReceiver.receive_buckets`: of the file no more is read than `take` does, and the share of the
+        tensors whose checksums are made."""
+
+        def load() -> Received:
+            received = self._read(share)
+            begin(received.manifest)
+            received.load(take, limit)
+            return received
+
+        return self._again(load)
+
     @staticmethod
     def _again(read: Callable[[], T]) -> T:
         try:
@@ -181,7 +203,8 @@ class DiskReceiver(WeightReceiver):
             raise WeightError(f"{manifest_file} is of {manifest.version}, not {version}; publish a new version")
         return manifest, check
 
-    def _read(self) -> Received:
+    def _read(self, share: Share = ALL) -> Received:
+        """The file is mapped: what nobody looks at is not read."""
         manifest, check = self._told()
         tensors_file = self._folder / _name(manifest.version) / TENSORS
         try:
@@ -190,7 +213,7 @@ class DiskReceiver(WeightReceiver):
             raise _GoneError(f"{manifest.version} is not whole in {self._folder}: {error}; publish it again") from error
         except (OSError, SafetensorError) as error:
             raise WeightError(f"{tensors_file} is damaged: {error}; publish a new version") from error
-        verify(manifest, tensors, str(tensors_file))
+        verify(manifest, tensors, str(tensors_file), share)
         return Received(manifest, MappingProxyType(tensors), lasts=True, check=check)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from headrace.weights.plane import Manifest, TensorEntry, WeightError
+from headrace.weights.plane import ALL, Manifest, Share, TensorEntry, WeightError
 from headrace.weights.version import Version
 
 
@@ -42,12 +42,13 @@ def build_manifest(version: Version, tensors: Mapping[str, torch.Tensor], *, che
     )
 
 
-def verify(manifest: Manifest, tensors: Mapping[str, torch.Tensor], source: str) -> None:
-    """Raise WeightError, naming `source` and the tensor, unless `tensors` are those of the manifest."""
+def verify(manifest: Manifest, tensors: Mapping[str, torch.Tensor], source: str, share: Share = ALL) -> None:
+    """Raise WeightError, naming `source` and the tensor, unless `tensors` are those of the manifest. `share`: of them,
+    whose checksums are made."""
     surplus = tensors.keys() - {entry.name for entry in manifest.entries}
     if surplus:
         raise WeightError(f"{source} holds tensors that {manifest.version} does not list, as {min(surplus)!r}")
-    for entry in manifest.entries:
+    for number, entry in enumerate(manifest.entries):
         tensor = tensors.get(entry.name)
         if tensor is None:
             raise WeightError(f"{source} lacks tensor {entry.name!r} of {manifest.version}")
@@ -57,7 +58,8 @@ def verify(manifest: Manifest, tensors: Mapping[str, torch.Tensor], source: str)
                 f"{source}: {entry.name!r} of {manifest.version} is {found[1]}{list(found[0])}, published as "
                 f"{entry.dtype}{list(entry.shape)}"
             )
-        if entry.checksum is not None and checksum(tensor) != entry.checksum:
+        is_own = number % share.of == share.number
+        if is_own and entry.checksum is not None and checksum(tensor) != entry.checksum:
             raise WeightError(f"{source}: {entry.name!r} of {manifest.version} is damaged (checksum differs)")
 
 

@@ -28,6 +28,19 @@ class WeightError(HeadraceError, RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Of those that take a version together, each a part of its tensors, the one of this number. What each of them
+    would look at for damage, they share out, where they can be taken without."""
+
+    number: int
+    of: int
+
+
+ALL = Share(0, 1)
+"""Of who takes it alone."""
+
+
+@dataclass(frozen=True, slots=True)
 class TensorEntry:
     name: str
     """Hugging Face parameter name."""
@@ -74,6 +87,13 @@ class Received:
             size += entry.size
         if bucket:
             yield bucket
+
+    def load(self, take: Callable[[Mapping[str, torch.Tensor]], None], limit: int = BUCKET_BYTES) -> None:
+        """Have `take` take them, bucket by bucket."""
+        for bucket in self.buckets(limit):
+            mark("chunk")
+            take(bucket)
+        rest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,17 +207,16 @@ class WeightReceiver(Protocol):
         limit: int = BUCKET_BYTES,
         *,
         begin: Callable[[Manifest], None] = lambda manifest: None,
+        share: Share = ALL,
     ) -> Received:
         """Have `take` load the newest whole version in place, bucket by bucket; from the first bucket again, where a
         version was overtaken. `begin` is called before, and may refuse it. What was loaded is of one version only once
-        this returns. Blocking. Raises as `receive`, and what the two raise."""
+        this returns; with a `share`, once it has for all of them. Blocking. Raises as `receive`, and what the two
+        raise."""
 
         def load(received: Received) -> Received:
             begin(received.manifest)
-            for bucket in received.buckets(limit):
-                mark("chunk")
-                take(bucket)
-            rest()
+            received.load(take, limit)
             return received
 
         return self.receive_as(load)

@@ -10,7 +10,16 @@ import torch
 from headrace.weights.cuda_ipc import CudaIpcReceiver
 from headrace.weights.disk import DiskReceiver
 from headrace.weights.in_process import memory_receiver
-from headrace.weights.plane import Manifest, Received, WeightError, WeightOffer, WeightReceiver
+from headrace.weights.plane import (
+    ALL,
+    BUCKET_BYTES,
+    Manifest,
+    Received,
+    Share,
+    WeightError,
+    WeightOffer,
+    WeightReceiver,
+)
 from headrace.weights.shm import ShmReceiver
 from headrace.weights.version import Version
 
@@ -56,6 +65,22 @@ class HeldTo(WeightReceiver):
             return make(received)
 
         return self._receiver.receive_as(held)
+
+    def receive_buckets(
+        self,
+        take: Callable[[Mapping[str, torch.Tensor]], None],
+        limit: int = BUCKET_BYTES,
+        *,
+        begin: Callable[[Manifest], None] = lambda manifest: None,
+        share: Share = ALL,
+    ) -> Received:
+        """See `WeightReceiver.receive_buckets`."""
+
+        def held(manifest: Manifest) -> None:
+            self._require(manifest)
+            begin(manifest)
+
+        return self._receiver.receive_buckets(take, limit, begin=held, share=share)
 
     def _require(self, manifest: Manifest) -> None:
         offer = self._offer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -61,3 +62,10 @@ def needs_relay(source: Seen, end: Seen, *, each: bool = False) -> bool:
     shared."""
     way = way_between(source, end)
     return way == "collective" or (each and way != "memory")
+
+
+def speak_by_nccl(devices: Sequence[str], usable: Sequence[Collection[str]]) -> bool:
+    """Whether relays do. `devices`: of the weights of whoever each is beside. `usable`: those by which each can. NCCL
+    takes one process on a device; where two ends share one, or one has none, all speak by gloo."""
+    each_its_own = len(set(devices)) == len(devices)
+    return each_its_own and all(device in own for device, own in zip(devices, usable, strict=True))

@@ -43,6 +43,13 @@ class RelaySeats:
         """See `Placement.beside`."""
         return self._beside.get(rank, self._coming)
 
+    def device_of(self, rank: int) -> str:
+        """Of the weights of whoever the relay is beside: see `Seen.device`."""
+        if rank == SOURCE:
+            return self._source.device
+        end = self._ends.get(self.beside(rank))
+        return "cpu" if end is None else end.device
+
     def begin(self, relays: Relays, workers: Workers[Any], spec: RelaySpec, clock: Clock) -> None:
         """They are there."""
         self._clock = clock

@@ -56,6 +56,7 @@ async def weight_relays(
         host=LOOPBACK if is_loopback(config.weights.host) else config.weights.host,
         deltas=bool(away) if config.weights.deltas is None else config.weights.deltas,
         summed=bool(away),
+        device_of=None if config.weights.relay_backend == "gloo" else seats.device_of,
     )
     await relays.take_in(SOURCE)
     for rank, user in seats.users.items():

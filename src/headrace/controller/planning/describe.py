@@ -299,6 +299,13 @@ def _streaming(plan: Plan) -> str:
     return "yes: the trainer begins a batch with its first group"
 
 
+def _of_relays(plan: Plan) -> str:
+    """By what they speak."""
+    if not plan.memory.on_device or plan.config.weights.relay_backend == "gloo":
+        return "gloo"
+    return "NCCL where each is on a device of its own, not run: Headrace's tests have one device; else gloo"
+
+
 def _roles(plan: Plan) -> list[str]:
     threads = available_threads(plan.config.runtime.threads)
     turns = plan.config.runtime.turns or takes_turns(plan.config)
@@ -310,9 +317,9 @@ def _roles(plan: Plan) -> list[str]:
         names.append("evaluator")
     sent = ", to servers by gloo" if plan.config.sends_weights else ""
     if plan.config.weights.transport == "collective":
-        sent = ", and over a relay for each that takes them by collective (gloo; NCCL is not used)"
+        sent = f", and over a relay for each that takes them by collective ({_of_relays(plan)})"
     elif plan.config.weights.transport is None and plan.config.cluster.is_given and plan.transport == "shm":
-        sent = ", and over a relay for each on a node that does not see the trainer's memory (gloo; NCCL is not used)"
+        sent = f", and over a relay for each on a node that does not see the trainer's memory ({_of_relays(plan)})"
     lines = [f"roles     runtime {plan.config.runtime.kind}, weights by {plan.transport}{sent}"]
     engines, functions = _engine_processes(plan.config), _places_of_functions(plan.config)
     for name in names:

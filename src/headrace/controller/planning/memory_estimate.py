@@ -143,8 +143,8 @@ def estimate_memory(
         _require_room(config, str(device), free, uses, turn, size)
     if turns:
         kept |= _asleep(config, parameters, model_config.get_text_config(), device)
-    if transport_of(config, device) == "shm" and _LEAVING in uses:
-        kept[_PLANE] = 2 * uses[_LEAVING]
+    if trainer and transport_of(config, device) == "shm":
+        kept[_PLANE] = 2 * BYTES[config.model.dtype] * parameters
     return MemoryEstimate(parameters, uses, str(device), free, cache, table | kept, slots, turns)
 
 
@@ -209,7 +209,7 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     transport = transport_of(config, device)
     if transport in ("memory", "cuda_ipc") or (transport == "shm" and device.type == "cpu"):
         uses[_PLANE] = 2 * trainer_bytes * parameters
-    elif not (transport == "disk" and layout.stage):  # ranks write it there as it is
+    elif not layout.stage:  # ranks that cut it up write it where it leaves from as it is
         uses[_LEAVING] = trainer_bytes * parameters
     algorithm = config.algorithm
 

@@ -16,6 +16,7 @@ from headrace.roles.workers.engine_host import EngineHost
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.training.rank_device import rank_device
+from headrace.weights.devices import device_name
 from headrace.weights.plane import WeightOffer, WeightReceiver
 from headrace.weights.receiving import HeldTo, receiver_at
 
@@ -55,6 +56,7 @@ class EngineWorker(EngineHost[EmbeddedEngine]):
             torch.set_num_threads(host.threads)
         super().__init__(host, returns=spec.returns)
         self._engine = self._made(spec, host)
+        self._device = device_name(torch.device(spec.device))
         self._receivers: dict[tuple[str, str], WeightReceiver] = {}
 
     async def revive(self, offer: WeightOffer) -> None:
@@ -87,8 +89,9 @@ class LentEngineWorker(EngineWorker):
 
     kind: ClassVar[str] = "lent"
 
-    def _made(self, spec: EngineSpec, host: Host) -> EmbeddedEngine:
-        return super()._made(replace(spec, device=str(rank_device(spec.device, host.rank))), host)
+    def __init__(self, spec: EngineSpec, host: Host) -> None:
+        """See `EngineWorker`."""
+        super().__init__(replace(spec, device=str(rank_device(spec.device, host.rank))), host)
 
 
 class JudgeEngineWorker(EngineWorker):

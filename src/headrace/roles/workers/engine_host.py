@@ -45,6 +45,8 @@ class EngineHost(Generic[E]):
     """What is asked of it by a client ends when the client's stream of outputs does."""
 
     _engine: E
+    _device = "cpu"
+    """Of its weights, where Headrace has them: see `Seen.device`."""
 
     def __init__(self, services: Services, *, returns: bool) -> None:
         """`_engine` is to be set before anything is asked. `returns`: whether somebody brings it back once it died."""
@@ -132,7 +134,7 @@ class EngineHost(Generic[E]):
 
     async def sees(self) -> Seen:
         """Where it is."""
-        return seen_here()
+        return seen_here(self._device)
 
     async def update(self, offer: WeightOffer, mode: SwapMode) -> SwapReport | None:
         """See `Engine.update`. Raises WeightError, EngineError."""

@@ -65,7 +65,7 @@ class FrozenWorker(ScoringRank):
         self._model = FrozenScorer(
             model, temperature=spec.temperature, layout=spec.layout, max_tokens=spec.max_tokens, source=source
         )
-        super().__init__(self._model)
+        super().__init__(self._model, device)
         self._scoring = Scoring(host.refs, self._model.logprobs, self.kind)
         self._services: Services = host
         self._taken: Saved | None = None

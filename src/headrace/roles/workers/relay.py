@@ -11,6 +11,7 @@ from headrace.runtime.process.memory_here import MemoryHere
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.weights.addresses import own_address
+from headrace.weights.devices import nccl_devices
 from headrace.weights.relay.journey import RELAY_TYPES, Found, Journey, Meeting, Plane, Sent
 from headrace.weights.relay.line import STILL_S
 from headrace.weights.relay.relay import Relay
@@ -46,8 +47,9 @@ class RelayWorker:
         return seen_here()
 
     def plane(self, host: str) -> Plane:
-        """Where what it keeps is found, and the address of this machine as one at `host` sees it. Raises OSError."""
-        return Plane(self._relay.transport, self._relay.address, own_address(host))
+        """Where what it keeps is found, the address of this machine as one at `host` sees it, and its devices. Raises
+        OSError."""
+        return Plane(self._relay.transport, self._relay.address, own_address(host), nccl_devices())
 
     def listen(self, host: str) -> int:
         """See `Relay.listen`."""

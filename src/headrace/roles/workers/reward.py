@@ -54,7 +54,7 @@ class RewardWorker(ScoringRank):
         found = reward_model_skeleton(spec.weights, device, dtype) if spec.layout.joint else None
         model, source = found or (load_reward_model(spec.weights, dtype=dtype, device=device), None)
         self._model = FrozenRewardModel(model, layout=spec.layout, max_tokens=spec.max_tokens, source=source)
-        super().__init__(self._model)
+        super().__init__(self._model, device)
         self._refs = host.refs
 
     def scores(self, samples: Sequence[Answered]) -> list[float]:

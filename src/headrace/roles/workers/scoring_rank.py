@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
+
 from headrace.training.replicas import At, Meeting, MeetingPlace
+from headrace.weights.devices import device_name
 from headrace.weights.seen import Seen, seen_here
 
 
@@ -19,14 +22,16 @@ class Joins(Protocol):
 class ScoringRank:
     """How ranks come together: see `TrainerRank`. Blocking."""
 
-    def __init__(self, model: Joins) -> None:
+    def __init__(self, model: Joins, device: torch.device) -> None:
+        """`device`: of the model's weights."""
         self._joins = model
+        self._device = device
         self._meeting = MeetingPlace()
         self._tells = True
 
     def sees(self) -> Seen:
         """See `TrainerRank.sees`."""
-        return seen_here()
+        return seen_here(device_name(self._device))
 
     def meet(self, seconds: float, host: str) -> At:
         """See `TrainerRank.meet`."""

@@ -20,6 +20,8 @@ class Plane:
     """With the transport, what a receiver of what it keeps is made of."""
     host: str
     """The address that it speaks from to other relays."""
+    devices: tuple[str, ...] = ()
+    """By which it can speak NCCL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Meeting:
     name: str
     """Of the group, before its keys in the store."""
     size: int
+    devices: tuple[str, ...] = ()
+    """Of each rank, where they speak by NCCL; none where they speak by gloo."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,50 +3,57 @@
 from __future__ import annotations
 
 from collections import deque
-from datetime import timedelta
+from collections.abc import Callable
 from itertools import count
-from typing import Any
 
 from torch import Tensor
-from torch.distributed import Store
 
-from headrace.weights.gloo import gloo_group
 from headrace.weights.plane import WeightError
+from headrace.weights.relay.nccl_wire import NcclFault
+from headrace.weights.relay.wire import Wait, Wire
 
 STILL_S = 10.0
 """That one bucket may take from one relay to the next."""
 _ON_THEIR_WAY = 4
 """Of messages: the next bucket is made ready while one leaves."""
-_TAG = 0
 
 
 class PeerError(WeightError):
     """Another relay of the group has ended, does not answer, or cannot be reached."""
 
 
+class NcclError(PeerError):
+    """The relays of a group are there, and NCCL does not work between them."""
+
+
 class Line:
     """Once it has raised, or is closed, its connections end, and all who wait for it hear of it at once. For that it
-    alone holds what c10d gives for a message, which keeps the group's connections."""
+    alone holds what its wire gives for a message, which keeps the group's connections."""
 
-    def __init__(self, store: Store, rank: int, size: int, host: str, seconds: float) -> None:
-        """Returns once all of the group are there. `host`: the address that this process speaks from. `seconds`: that
-        a message, or another relay's coming, may take. Raises PeerError."""
+    def __init__(self, wire: Callable[[], Wire], rank: int, seconds: float) -> None:
+        """`wire`: makes that of the group, once all of it are there. `seconds`: that a message may take. Raises
+        PeerError, NcclError."""
         self.rank = rank
         self._seconds = seconds
-        self._works: dict[int, Any] = {}
+        self._waits: dict[int, Wait] = {}
         self._numbers = count()
+        self._wire: Wire | None = None
         try:
-            self._group: Any = gloo_group(store, rank, size, host, seconds)
+            self._wire = wire()
+        except NcclFault as error:
+            raise NcclError(_words(error)) from error
         except (RuntimeError, OSError) as error:
             raise _failed("a group of relays to come together", error) from error
 
     def close(self) -> None:
-        self._works.clear()
-        self._group = None
+        self._waits.clear()
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.close()
 
     def receive(self, part: Tensor, rank: int) -> Coming:
         """Into `part`, bytes [n] with n > 0, from `rank`. What is posted first comes first. Raises PeerError."""
-        return Coming(self, self._begun("recv", part, rank), part, rank)
+        return Coming(self, self._begun(self._open.receive, part, rank), part, rank)
 
     def sending(self, rank: int) -> Sending:
         """To `rank`."""
@@ -54,27 +61,33 @@ class Line:
 
     def send(self, part: Tensor, rank: int) -> int:
         """The message's number, to be `done`. Raises PeerError."""
-        return self._begun("send", part, rank)
+        return self._begun(self._open.send, part, rank)
 
     def done(self, number: int, what: str) -> None:
         """Until the message has left, or come. Raises PeerError."""
-        work = self._works.pop(number, None)
-        if work is None:
-            raise PeerError("this relay is in no group; it has to be formed anew")
+        wait = self._waits.pop(number, None)
+        if wait is None:
+            raise _no_group()
         try:
-            work.wait(timedelta(seconds=self._seconds))
+            wait(self._seconds)
         except RuntimeError as error:
-            del work
+            del wait
+            error.__traceback__ = None  # its frames hold the message
             self.close()
             raise _failed(what, error) from error
 
-    def _begun(self, method: str, part: Tensor, rank: int) -> int:
-        if self._group is None:
-            raise PeerError("this relay is in no group; it has to be formed anew")
+    @property
+    def _open(self) -> Wire:
+        if self._wire is None:
+            raise _no_group()
+        return self._wire
+
+    def _begun(self, post: Callable[[Tensor, int], Wait], part: Tensor, rank: int) -> int:
         number = next(self._numbers)
         try:
-            self._works[number] = getattr(self._group, method)([part], rank, _TAG)
+            self._waits[number] = post(part, rank)
         except RuntimeError as error:
+            error.__traceback__ = None
             self.close()
             raise _failed(f"bytes to or from relay {rank}", error) from error
         return number
@@ -120,5 +133,13 @@ class Sending:
         self._going.popleft()
 
 
+def _no_group() -> PeerError:
+    return PeerError("this relay is in no group; it has to be formed anew")
+
+
 def _failed(what: str, error: Exception) -> PeerError:
-    return PeerError(f"waited for {what}: {' '.join(str(error).split())[:300]}")
+    return PeerError(f"waited for {what}: {_words(error)}")
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

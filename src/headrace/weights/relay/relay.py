@@ -5,14 +5,18 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore
 
+from headrace.weights.devices import device_named
 from headrace.weights.gloo import listening_store
 from headrace.weights.plane import WeightError
 from headrace.weights.relay import chain
 from headrace.weights.relay.journey import Found, Journey, Meeting, Sent
 from headrace.weights.relay.line import STILL_S, Line, PeerError
+from headrace.weights.relay.nccl_wire import NcclFault, NcclWire
+from headrace.weights.relay.wire import GlooWire, Wire
 from headrace.weights.shm import ShmPublisher, ShmReceiver
 from headrace.weights.slot_format import HEADER
 from headrace.weights.version import Version
@@ -48,7 +52,8 @@ class Relay:
         return port
 
     def join(self, meeting: Meeting, rank: int, host: str) -> None:
-        """Be `rank` of a group, and of no other. Raises PeerError."""
+        """Be `rank` of a group, and of no other, once all of it are there. `host`: the address that this process speaks
+        from. Raises PeerError, NcclError."""
         self.leave()
         store = self._store
         if rank > 0 or store is None:
@@ -63,7 +68,12 @@ class Relay:
             except RuntimeError as error:
                 words = " ".join(str(error).split())[:300]
                 raise PeerError(f"the source's relay at {meeting.host}:{meeting.port}: {words}") from error
-        self._line = Line(PrefixStore(meeting.name, store), rank, meeting.size, host, self._still_s)
+        group = PrefixStore(meeting.name, store), rank, meeting.size, host, self._still_s
+
+        def wire() -> Wire:
+            return NcclWire(*group, _device(meeting.devices[rank])) if meeting.devices else GlooWire(*group)
+
+        self._line = Line(wire, rank, self._still_s)
 
     def leave(self) -> None:
         """The group."""
@@ -136,3 +146,11 @@ class Relay:
         if self._line is None:
             raise PeerError("this relay is in no group; it has to be formed anew")
         return self._line
+
+
+def _device(name: str) -> torch.device:
+    """Raises NcclFault."""
+    found = device_named(name)
+    if found is None:
+        raise NcclFault(f"this relay does not see the CUDA device {name}")
+    return found

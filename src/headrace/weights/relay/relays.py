@@ -20,7 +20,8 @@ from headrace.runtime.workers import WorkerError, WorkerLost, Workers
 from headrace.weights.addresses import LOOPBACK
 from headrace.weights.plane import WeightError, WeightOffer
 from headrace.weights.relay.journey import Found, Journey, Meeting, Plane, Sent
-from headrace.weights.relay.line import STILL_S, PeerError
+from headrace.weights.relay.line import STILL_S, NcclError, PeerError
+from headrace.weights.relay.nccl_use import NcclUse
 from headrace.weights.relay.relay_place import RelayPlace
 from headrace.weights.version import Version
 
@@ -43,10 +44,11 @@ class Relays:
         host: str = LOOPBACK,
         deltas: bool,
         summed: bool = False,
+        device_of: Callable[[int], str] | None = None,
     ) -> None:
-        """`workers`: the first is the source's. `seconds`: that a journey may take. `host`: the address of
-        the source's machine at which relays meet. `deltas`: whether what changed is
-        sent where a receiver has the version before. `summed`: whether what goes whole has checksums."""
+        """`workers`: the first is the source's. `seconds`: that a journey may take. `host`: the address of the source's
+        machine at which relays meet. `deltas`: whether what changed is sent where a receiver has the version before.
+        `summed`: whether what goes whole has checksums. `device_of`: see `NcclUse`."""
         self.changed = Signal()
         """A version is at a relay, or one was lost."""
         workers.changed.listen(self.changed.notify)
@@ -68,6 +70,7 @@ class Relays:
         self._tell: Callable[[str, dict[str, Any]], None] | None = None
         self._untold: list[tuple[str, dict[str, Any]]] = []
         self._before: Version | None = None
+        self._nccl = NcclUse(device_of)
 
     async def take_in(self, rank: int, users: Sequence[str] = ()) -> None:
         """A relay that is there: the source's first. `users`: the workers that take versions from it. Raises
@@ -230,11 +233,14 @@ class Relays:
             if there:
                 self.changed.notify()
             if not faults and not (sent is not None and sent.overtaken):
+                self._nccl.succeeded()
                 return True
+        if faults and self._nccl.failed():
+            self._tell_of_gloo(next(iter(faults.values())))
         self._group = ()
         if sent is not None and sent.overtaken:
             return False  # what is newer is on its way
-        known = {rank: error for rank, error in faults.items() if not _of_peer(error)}
+        known = {rank: error for rank, error in faults.items() if not _is(error, PeerError)}
         if not known:  # that of one whom nobody reaches is not: each of them has to be tried alone
             known = {rank: error for rank, error in faults.items() if rank != SOURCE}
         for rank, error in known.items():
@@ -277,12 +283,25 @@ class Relays:
         except (WorkerError, WorkerLost, WaitTimeout) as error:
             return {SOURCE: error}
         all_of_them = [rank for rank in self._places if rank in members or rank in stay]
-        meeting = Meeting(self._host, self._port, f"group {next(self._numbers)}", len(all_of_them))
-        hosts = {rank: self._places[rank].plane.host if rank else self._host for rank in all_of_them}
-        asked = {rank: ("join", (meeting, number, hosts[rank])) for number, rank in enumerate(all_of_them)}
-        _, faults = await self._each(asked)
+        faults = await self._met(all_of_them, self._port)
+        refused = next((error for error in faults.values() if _is(error, NcclError)), None)
+        if refused is not None:
+            self._nccl.give_up()
+            self._tell_of_gloo(refused)
+            faults = await self._met(all_of_them, self._port)
         self._group = () if faults else tuple(all_of_them)
         return faults or None
+
+    async def _met(self, ranks: Sequence[int], port: int) -> dict[int, Fault]:
+        """A new group of these, in their order; the faults of those that could not join."""
+        devices = self._nccl.devices(ranks, [self._places[rank].plane.devices for rank in ranks])
+        meeting = Meeting(self._host, port, f"group {next(self._numbers)}", len(ranks), devices)
+        hosts = {rank: self._places[rank].plane.host if rank else self._host for rank in ranks}
+        asked = {rank: ("join", (meeting, number, hosts[rank])) for number, rank in enumerate(ranks)}
+        return (await self._each(asked))[1]
+
+    def _tell_of_gloo(self, error: Fault) -> None:
+        self._say("relays_by_gloo", {"message": f"relays speak by gloo from now on, since NCCL failed: {error}"})
 
     async def _made_anew(self, rank: int) -> bool:
         """Whether it is there, perhaps anew: if it was lost, and its pause is over."""
@@ -363,7 +382,7 @@ class Relays:
             "weights_carried",
             {
                 "version": str(version),
-                "transport": "collective (gloo)",
+                "transport": f"collective ({'nccl' if self._nccl.is_used else 'gloo'})",
                 "relays": list(ranks),
                 "bytes": sent.size,
                 "share": round(sent.sent / max(sent.size, 1), 4),
@@ -380,6 +399,6 @@ class Relays:
             self._tell(kind, data)
 
 
-def _of_peer(error: Fault) -> bool:
-    """Whether it only says that another one could not be reached."""
-    return isinstance(error, WorkerError) and error.type == PeerError.__name__
+def _is(error: Fault, kind: type[WeightError]) -> bool:
+    """What a relay itself told. PeerError only says that another one could not be reached."""
+    return isinstance(error, WorkerError) and error.type == kind.__name__
