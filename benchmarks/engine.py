@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,37 +38,60 @@ from headrace.models.loading import load_causal_lm
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.version import Version
 
-CONCURRENT, PROMPT, MAX_NEW_TOKENS, THREADS = 64, 16, 128, 2
-CONTEXT = PROMPT + MAX_NEW_TOKENS
+THREADS = 2
 SETTLE_S = 0.5
 """Between turns: the threads of the side before spin for a while."""
-REQUESTS = {"even": CONCURRENT, "skewed": 4 * CONCURRENT}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What all sides generate."""
+
+    concurrent: int
+    """Sequences at once."""
+    prompt: int
+    max_new_tokens: int
+    stops: tuple[int, ...] = (EOS,)
+
+    @property
+    def context(self) -> int:
+        return self.prompt + self.max_new_tokens
+
+    def prompts(self, count: int, vocabulary: int = VOCABULARY) -> np.ndarray:
+        return np.random.default_rng(0).integers(2, vocabulary, (count, self.prompt)).astype(np.int32)
+
+
+SMALL = Workload(concurrent=64, prompt=16, max_new_tokens=128)
+REQUESTS = {"even": SMALL.concurrent, "skewed": 4 * SMALL.concurrent}
 EOS_CHANCE = {"even": 0.0, "skewed": 1 / 32}
 DTYPES = ("float32", "bfloat16")
 
 
-def make_prompts(count: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(2, VOCABULARY, (count, PROMPT)).astype(np.int32)
-
-
 class HuggingFaceSide:
-    """`generate` in batches of 64."""
+    """`generate` in batches of as many as run at once."""
 
-    def __init__(self, folder: Path, dtype: str, prompts: np.ndarray) -> None:
+    def __init__(self, folder: Path, dtype: str, prompts: np.ndarray, load: Workload) -> None:
         torch.set_num_threads(THREADS)
-        self._prompts = prompts
+        self._prompts, self._load = prompts, load
         self._model: Any = load_causal_lm(folder, dtype=getattr(torch, dtype), device="cpu")
         self._config = GenerationConfig(
-            max_new_tokens=MAX_NEW_TOKENS, do_sample=True, top_k=0, eos_token_id=EOS, pad_token_id=1
+            max_new_tokens=load.max_new_tokens,
+            do_sample=True,
+            top_k=0,
+            eos_token_id=[*load.stops] or None,
+            pad_token_id=1,
         )
+        if not load.stops:
+            self._model.generation_config.eos_token_id = None
 
     def tokens(self) -> int:
         """Generates once; how many tokens."""
         count = 0
-        for start in range(0, len(self._prompts), CONCURRENT):
-            ids = torch.from_numpy(self._prompts[start : start + CONCURRENT].astype(np.int64)).to(self._model.device)
+        at_once = self._load.concurrent
+        for start in range(0, len(self._prompts), at_once):
+            ids = torch.from_numpy(self._prompts[start : start + at_once].astype(np.int64)).to(self._model.device)
             whole = self._model.generate(ids, generation_config=self._config, attention_mask=torch.ones_like(ids))
-            ends = (whole[:, PROMPT:] == EOS).int()
+            ends = torch.isin(whole[:, self._load.prompt :], torch.tensor(self._load.stops, dtype=torch.long)).int()
             count += int((ends.cumsum(1) - ends == 0).sum())
         return count
 
@@ -75,13 +99,13 @@ class HuggingFaceSide:
 class OwnSide:
     """The engine behind its asyncio front, in a loop of its own."""
 
-    def __init__(self, folder: Path, dtype: str, prompts: np.ndarray) -> None:
-        self._prompts = prompts
+    def __init__(self, folder: Path, dtype: str, prompts: np.ndarray, load: Workload) -> None:
+        self._prompts, self._load = prompts, load
         self._loop = asyncio.Runner()
         self._runtime = inline_runtime(THREADS)
         model = load_causal_lm(folder, dtype=getattr(torch, dtype), device="cpu")
         self.parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
-        config = EngineConfig(max_concurrent_sequences=CONCURRENT, max_context=CONTEXT)
+        config = EngineConfig(max_concurrent_sequences=load.concurrent, max_context=load.context)
         self.engine = EmbeddedEngine(model, config=config, runtime=self._runtime)
         self._loop.run(self.engine.start())
         self._runs = 0
@@ -131,7 +155,7 @@ class OwnSide:
         self._loop.close()
 
     async def _one(self, index: int) -> TokenChunk:
-        sampling = SamplingParams(MAX_NEW_TOKENS, stop_token_ids=(EOS,))
+        sampling = SamplingParams(self._load.max_new_tokens, stop_token_ids=self._load.stops)
         key = self._runs * 1_000_003 + index
         request = GenerateRequest(f"{self._runs}.{index}", self._prompts[index], sampling, key)
         return [chunk async for chunk in self.engine.generate(request)][-1]
@@ -174,15 +198,15 @@ class Child:
         raise RuntimeError(f"a side ended before it answered; run it by hand to see why: {self._arguments[:4]}")
 
 
-def start_side(name: str, folder: Path, dtype: str, prompts: np.ndarray, vllm_python: str | None) -> Child:
+def start_side(
+    name: str, folder: Path, dtype: str, prompts: np.ndarray, load: Workload, vllm_python: str | None
+) -> Child:
     job = {
         "side": name,
         "model": str(folder),
         "dtype": dtype,
-        "context": CONTEXT,
-        "concurrent": CONCURRENT,
-        "max_new_tokens": MAX_NEW_TOKENS,
-        "stops": [EOS],
+        "context": load.context,
+        **asdict(load),
         "prompts": prompts.tolist(),
     }
     if name != "vllm":
@@ -204,7 +228,8 @@ def start_side(name: str, folder: Path, dtype: str, prompts: np.ndarray, vllm_py
 def serve_side(job: dict[str, Any]) -> None:
     """The child of `start_side`, for our own side and for `generate`."""
     kind = OwnSide if job["side"] == "headrace" else HuggingFaceSide
-    side = kind(Path(job["model"]), job["dtype"], np.array(job["prompts"], dtype=np.int32))
+    load = Workload(job["concurrent"], job["prompt"], job["max_new_tokens"], tuple(job["stops"]))
+    side = kind(Path(job["model"]), job["dtype"], np.array(job["prompts"], dtype=np.int32), load)
     print(json.dumps("ready"), flush=True)
     for _ in sys.stdin:
         begin = time.perf_counter()
@@ -214,11 +239,12 @@ def serve_side(job: dict[str, Any]) -> None:
         side.close()
 
 
-def compare(folder: Path, lengths: str, dtype: str, runs: int, vllm_python: str | None) -> dict[str, Any]:
-    """One round of warm-up, then `runs` rounds in which the sides take turns."""
-    prompts = make_prompts(REQUESTS[lengths])
+def compare(
+    folder: Path, dtype: str, prompts: np.ndarray, load: Workload, runs: int, vllm_python: str | None
+) -> dict[str, Any]:
+    """Tokens a second of all sides: one round of warm-up, then `runs` rounds in which they take turns."""
     names = ["headrace", "generate"] + (["vllm"] if vllm_python else [])
-    sides = {name: start_side(name, folder / lengths, dtype, prompts, vllm_python) for name in names}
+    sides = {name: start_side(name, folder, dtype, prompts, load, vllm_python) for name in names}
     speeds: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(runs + 1):
         for name, side in sides.items():
@@ -227,18 +253,18 @@ def compare(folder: Path, lengths: str, dtype: str, runs: int, vllm_python: str 
                 speeds[name].append(speed)
     for side in sides.values():
         side.close()
-    row: dict[str, Any] = {"lengths": lengths, "dtype": dtype}
+    row: dict[str, Any] = {"dtype": dtype}
     row["tokens_per_s"] = {name: spread(values) for name, values in speeds.items()}
     for name in names[1:]:
         ratios = [a / b for a, b in zip(speeds["headrace"], speeds[name], strict=True)]
         row[f"ratio_to_{name}"] = spread(ratios)
-    print(lengths, dtype, {name: round(statistics.median(v)) for name, v in speeds.items()}, flush=True)
+    print(folder.name, dtype, {name: round(statistics.median(v)) for name, v in speeds.items()}, flush=True)
     return row
 
 
 def swaps(folder: Path, dtype: str, runs: int) -> list[dict[str, Any]]:
     """What an update costs while 64 sequences run; seconds as medians, with a decode step's own time beside."""
-    own = OwnSide(folder / "even", dtype, make_prompts(CONCURRENT))
+    own = OwnSide(folder / "even", dtype, SMALL.prompts(SMALL.concurrent), SMALL)
     own.tokens()
     rows, number = [], 0
     for mode in (SwapMode.KEEP, SwapMode.RECOMPUTE):
@@ -256,15 +282,15 @@ def swaps(folder: Path, dtype: str, runs: int) -> list[dict[str, Any]]:
 
 def logprob_error(folder: Path) -> float:
     """Greatest |engine - Hugging Face forward pass| over the tokens of one even float32 run."""
-    prompts = make_prompts(CONCURRENT)
-    own = OwnSide(folder / "even", "float32", prompts)
+    prompts = SMALL.prompts(SMALL.concurrent)
+    own = OwnSide(folder / "even", "float32", prompts, SMALL)
     chunks = own.generate()
     own.close()
     model = load_causal_lm(folder / "even", dtype=torch.float32, device="cpu")
     tokens = torch.from_numpy(np.stack([c.tokens for c in chunks]).astype(np.int64))
     whole = torch.cat([torch.from_numpy(prompts.astype(np.int64)), tokens], dim=1)
     with torch.no_grad():
-        logprobs = model(whole, use_cache=False).logits[:, PROMPT - 1 : -1].log_softmax(-1)
+        logprobs = model(whole, use_cache=False).logits[:, SMALL.prompt - 1 : -1].log_softmax(-1)
     chosen = logprobs.gather(2, tokens[..., None])[..., 0].numpy()
     return float(np.abs(chosen - np.stack([c.logprobs for c in chunks])).max())
 
@@ -284,12 +310,15 @@ def main() -> None:
         for lengths, chance in EOS_CHANCE.items():
             make_model(folder / lengths, chance)
         result = {
-            "concurrent": CONCURRENT,
-            "max_new_tokens": MAX_NEW_TOKENS,
+            "concurrent": SMALL.concurrent,
+            "max_new_tokens": SMALL.max_new_tokens,
             "threads": THREADS,
             "runs": args.runs,
             "rows": [
-                compare(folder, lengths, dtype, args.runs, args.vllm_python) for lengths in REQUESTS for dtype in DTYPES
+                {"lengths": lengths}
+                | compare(folder / lengths, dtype, SMALL.prompts(count), SMALL, args.runs, args.vllm_python)
+                for lengths, count in REQUESTS.items()
+                for dtype in DTYPES
             ],
             "swaps": [row for dtype in DTYPES for row in swaps(folder, dtype, args.runs)],
             "logprob_max_abs_error_float32": logprob_error(folder),
