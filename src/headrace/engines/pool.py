@@ -15,6 +15,7 @@ from headrace.engines.pinned_engines import PinnedEngines
 from headrace.engines.place import Place, RequestLoad
 from headrace.engines.pool_state import EngineState, EngineView
 from headrace.engines.protocol import Engine, EngineError, EngineStats, SwapMode, SwapReport, Tag
+from headrace.observe.events import EventSink
 from headrace.runtime.patience import StandStill, standing_with
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.signal import Signal
@@ -25,8 +26,6 @@ from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import INITIAL, Version
 
 Spread = Literal["group", "episode"]
-Tell = Callable[[str, dict[str, Any]], None]
-"""Writes an event of a kind to the run's record."""
 
 
 class Hires(Protocol):
@@ -89,7 +88,7 @@ class EnginePool:
         self.line: Line = AnyLine()
         self.changed = Signal()
         """Notified when an engine dies, comes back or takes a version, and when a pin is released."""
-        self.tell: Tell = lambda kind, data: None
+        self.tell: EventSink = lambda kind, data: None
         self._untold: list[tuple[str, dict[str, Any]]] = []
         self._downtime = Downtime(clock)
         self.outage = self._downtime.outage
