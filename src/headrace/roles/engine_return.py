@@ -49,7 +49,7 @@ class EngineReturnRole:
         context, pool = self._context, self._pool
         while True:
             pool.look()
-            pool.tell_what_is_left()
+            pool.events.tell_what_is_left()
             if self._member.state is EngineState.EJECTED:
                 await come_back(context, pool, self._member)
             else:

@@ -37,7 +37,7 @@ class WeightFollowerRole:
         """For ever: the run ends it. Raises StoreError."""
         while True:
             self._pool.look()
-            self._pool.tell_what_is_left()
+            self._pool.events.tell_what_is_left()
             if self._pool.sleeps:
                 await self._wait()
             elif self._member.away:

@@ -179,7 +179,7 @@ def connect(
     published, pool = Signal(), models.engines
     published.listen(pool.changed.notify)
     pool.changed.listen(flow.changed.notify)
-    pool.tell = recorder.event
+    pool.events.sink = recorder.event
     if models.relays is not None:
         models.relays.tell_to(recorder.event)
         models.relays.changed.listen(published.notify)
