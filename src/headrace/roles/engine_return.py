@@ -45,7 +45,7 @@ class EngineReturnRole:
         self._member = member
 
     async def run(self) -> None:
-        """For ever: the run ends it. Raises StoreError."""
+        """Until cancelled, as the run ends. Raises StoreError."""
         context, pool = self._context, self._pool
         while True:
             pool.look()

@@ -34,7 +34,7 @@ class WeightFollowerRole:
         self._mode = mode
 
     async def run(self) -> None:
-        """For ever: the run ends it. Raises StoreError."""
+        """Until cancelled, as the run ends. Raises StoreError."""
         while True:
             self._pool.look()
             self._pool.events.tell_what_is_left()
