@@ -10,10 +10,10 @@ import torch
 from headrace.config.layout import LayoutConfig, layers_of_stages
 from headrace.config.roles import CriticConfig
 from headrace.config.trainer import TrainerConfig
+from headrace.config.values.dtypes import ITEM_BYTES
 from headrace.models.experts import experts_per_token
 
 _FLOAT32 = 4
-BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ def scored_bytes_of(layout: LayoutConfig, parameters: int, text: Any, dtype: str
     """Of a model of so many `parameters` that only scores, between its passes: in the host's memory of all ranks, on a
     device of one, which has it."""
     every, fullest = of_stages(layout, parameters, text)
-    one = BYTES[dtype] * (every if layout.stage else parameters)
+    one = ITEM_BYTES[dtype] * (every if layout.stage else parameters)
     if device.type == "cpu":
         return one * layout.copies
-    return -(-BYTES[dtype] * fullest // (layout.ranks // layout.copies // layout.pp)) if layout.stage else one
+    return -(-ITEM_BYTES[dtype] * fullest // (layout.ranks // layout.copies // layout.pp)) if layout.stage else one
 
 
 def gathered(layout: LayoutConfig, parameters: int, text: Any, device: torch.device) -> int:
