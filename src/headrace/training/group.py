@@ -75,13 +75,13 @@ class TrainerGroup:
     @property
     def has_replicas(self) -> bool:
         """Which can heal each other."""
-        return self._layout.copies > 1
+        return self._layout.model_replicas > 1
 
     async def is_whole(self, *, stepped: bool) -> bool:
         """Whether a replica is left, and all that are have the state of the last batch that was settled, or remember
         it between the steps of the next one; or, `stepped`, have that of the batch behind it of which all steps are
         made; beside gradients. Raises WorkerLost."""
-        ranks = [rank for copy in self._ranks.whole for rank in self._layout.members(copy)]
+        ranks = [rank for replica in self._ranks.whole for rank in self._layout.members(replica)]
         reached = await self._ranks.each("reaches", dict.fromkeys(ranks, ()), what="the steps that they made")
         wanted = self._steps if stepped else self._settled
         return bool(ranks) and all(wanted in (had if self._between else had[:1]) for had in reached.values())
@@ -92,10 +92,10 @@ class TrainerGroup:
         anew. Raises WorkerLost."""
         whole, steps = self._ranks.whole, self._steps if stepped else self._settled
         await self.discard()
-        ranks = [rank for copy in whole for rank in self._layout.members(copy)]
+        ranks = [rank for replica in whole for rank in self._layout.members(replica)]
         await self._ranks.each("recall", dict.fromkeys(ranks, (steps,)), what="what the batch began with")
         self._steps, self._between = steps, False
-        broken = [copy for copy in range(self._layout.copies) if copy not in whole]
+        broken = [replica for replica in range(self._layout.model_replicas) if replica not in whole]
         if not broken:
             return []
         assert isinstance(self._ranks, RankWorkers), f"the {self.name} is no worker"
@@ -320,8 +320,8 @@ class TrainerGroup:
         if not self._layout.joint:
             return {rank: part for rank, part in enumerate(parts) if part}
         found: dict[int, Sequence[Sequence[int]]] = {}
-        for copy in range(self._layout.copies):
-            own = {rank: parts[self._layout.place(rank).dp] for rank in self._layout.members(copy)}
+        for replica in range(self._layout.model_replicas):
+            own = {rank: parts[self._layout.place(rank).dp] for rank in self._layout.members(replica)}
             most = max(map(len, own.values()))
             if most:
                 found |= {rank: [*part, *([[]] * (most - len(part)))] for rank, part in own.items()}

@@ -133,15 +133,16 @@ class RankWorkers:
     def whole(self) -> Sequence[int]:
         """See `Ranks.whole`."""
         lost = {self.layout.within(rank)[0] for rank in self._workers.lost}
-        return [copy for copy in range(self.layout.copies) if copy not in lost]
+        return [replica for replica in range(self.layout.model_replicas) if replica not in lost]
 
-    async def come_together(self, copies: Sequence[int] | None = None) -> None:
-        """Have the ranks of a replica find each other, and the replicas too. `copies`: the replicas whose ranks are
+    async def come_together(self, replicas: Sequence[int] | None = None) -> None:
+        """Have the ranks of a replica find each other, and the replicas too. `replicas`: those whose ranks are
         new; all unless given. Raises WorkerLost."""
         layout = self.layout
         if layout.joint:
-            await together(self._come_together(copy) for copy in (range(layout.copies) if copies is None else copies))
-        if layout.copies > 1 and self._trains:
+            new = range(layout.model_replicas) if replicas is None else replicas
+            await together(self._come_together(replica) for replica in new)
+        if layout.model_replicas > 1 and self._trains:
             at = await self._meeting_of(range(layout.size))
             told = {rank: (layout.within(rank)[0], at, self._seconds) for rank in range(layout.size)}
             await self.each("pair", told, what="the replicas to find each other")
@@ -150,7 +151,7 @@ class RankWorkers:
         """Make each replica anew that has lost a rank, or has not come together. Raises WorkerLost."""
         async with self.in_turn():
             whole = set(self.whole) - self._strangers
-            await self.restart([copy for copy in range(self.layout.copies) if copy not in whole])
+            await self.restart([replica for replica in range(self.layout.model_replicas) if replica not in whole])
 
     @asynccontextmanager
     async def in_turn(self) -> AsyncIterator[None]:
@@ -162,11 +163,11 @@ class RankWorkers:
         async with self._turn:
             yield
 
-    async def restart(self, copies: Sequence[int] | None = None) -> list[str]:
+    async def restart(self, replicas: Sequence[int] | None = None) -> list[str]:
         """Make these replicas anew from their specs; all unless given. Returns the names of their workers. Raises
         WorkerLost."""
-        those = range(self.layout.copies) if copies is None else copies
-        ranks = [rank for copy in those for rank in self.layout.members(copy)]
+        those = range(self.layout.model_replicas) if replicas is None else replicas
+        ranks = [rank for replica in those for rank in self.layout.members(replica)]
         self._strangers.update(those)
         await together(self._workers.restart(rank) for rank in ranks)
         for rank in ranks:
@@ -197,8 +198,8 @@ class RankWorkers:
             raise next(iter(lost.values()))
         return there
 
-    async def _come_together(self, copy: int) -> None:
-        members = self.layout.members(copy)
+    async def _come_together(self, replica: int) -> None:
+        members = self.layout.members(replica)
         at, heads = await self._meeting_of(members), self.layout.heads
         told = {rank: (place, at, self._seconds, rank in heads) for place, rank in enumerate(members)}
         await self.each("come_together", told, what="the ranks to come together")

@@ -66,13 +66,13 @@ class SharedPasses:
             for arguments in given[rank]:
                 await each({rank: arguments})
 
-        async def of_copy(copy: int) -> None:
-            own = {rank: given[self._layout.place(rank).dp] for rank in self._layout.members(copy)}
+        async def of_replica(replica: int) -> None:
+            own = {rank: given[self._layout.place(rank).dp] for rank in self._layout.members(replica)}
             for number in range(max(map(len, own.values()))):
                 await each({rank: part[number] if number < len(part) else nothing for rank, part in own.items()})
 
         if self._layout.joint:
-            asked = [of_copy(copy) for copy in range(self._layout.copies)]
+            asked = [of_replica(replica) for replica in range(self._layout.model_replicas)]
         else:
             asked = [of_rank(rank) for rank, part in enumerate(given) if part]
         # Each to its end: what one was given by a pass beside another's failure would be nobody's.

@@ -152,8 +152,8 @@ def estimate_memory(
 def _begun(config: TrainConfig, parameters: int) -> int:
     """Masters and moments of replicas of those that make several steps on a batch, once more."""
     algorithm, critic = config.algorithm, config.critic
-    replicas = config.trainer.layout.copies * (algorithm.epochs_per_batch * algorithm.updates_per_batch > 1)
-    of_critic = critic.layout.copies * (algorithm.epochs_per_batch * critic.updates_per_batch > 1)
+    replicas = config.trainer.layout.model_replicas * (algorithm.epochs_per_batch * algorithm.updates_per_batch > 1)
+    of_critic = critic.layout.model_replicas * (algorithm.epochs_per_batch * critic.updates_per_batch > 1)
     kept = [replicas, *([of_critic] if algorithm.needs_critic else ())]
     return sum(3 * ITEM_BYTES["float32"] * parameters * copies for copies in kept if copies > 1)
 
@@ -206,7 +206,7 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     if layout.stage:
         uses["trainer: weights gathered for a pass"] = trainer_bytes * gathered(layout, parameters, text, device)
     elif config.model.dtype == "bfloat16":
-        uses["trainer: bfloat16 weights"] = layout.copies * trainer_bytes * parameters
+        uses["trainer: bfloat16 weights"] = layout.model_replicas * trainer_bytes * parameters
     transport = transport_of(config, device)
     if transport in ("memory", "cuda_ipc") or (transport == "shm" and device.type == "cpu"):
         uses[_PLANE] = 2 * trainer_bytes * parameters
@@ -220,7 +220,7 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
             uses[f"{name}: weights gathered for a pass"] = trainer_bytes * gathered(layout, parameters, text, device)
 
     if algorithm.needs_reference and config.reference.placement == "hybrid":
-        uses["reference: weights"] = layout.copies * trainer_bytes * parameters
+        uses["reference: weights"] = layout.model_replicas * trainer_bytes * parameters
     elif algorithm.needs_reference:
         scores("reference", config.reference.layout, parameters, text)
     if config.copies_proximal:
