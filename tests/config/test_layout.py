@@ -82,7 +82,7 @@ def test_a_layout_is_named_as_it_is_written() -> None:
 
 @pytest.mark.parametrize(("given", "copies"), [("d4", 4), ("d4r2", 2), ("d4t2", 1), ({"dp": 4, "zero": 2}, 1)])
 def test_copies_are_ranks_or_groups_of_them_that_have_all(given: object, copies: int) -> None:
-    assert read(given).copies == copies
+    assert read(given).model_replicas == copies
 
 
 def test_the_last_stage_has_fewer_layers_since_it_has_the_output_layer() -> None:

@@ -17,8 +17,8 @@ from headrace.controller.divergence import Divergence, TrainingDiverged
 from headrace.controller.planning.plan import make_plan
 from headrace.controller.train import Ended, train
 from headrace.models.packing import MicroBatch
-from headrace.roles.actors.actor import TrainedStep
 from headrace.roles.actors.batch_stats import BatchStats
+from headrace.roles.actors.trained_step import TrainedStep
 from headrace.training.trainer import HFTrainer
 
 STOPS = list(range(2, 10))

@@ -21,7 +21,7 @@ from headrace.config import TrainConfig, load_config
 from headrace.controller.planning.memory_estimate import estimate_memory
 from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.core import EngineCore
-from headrace.engines.pool import EnginePool
+from headrace.engines.pool_sleep import PoolSleep
 from headrace.store import RunReader
 from headrace.training.group import TrainerGroup
 from headrace.training.trainer import HFTrainer
@@ -136,7 +136,7 @@ def test_who_else_needs_engine_or_trainer_has_them_in_their_turn(tmp_path: Path,
 def test_a_run_that_is_stopped_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool) -> None:
     """While the trainer sleeps: in the midst of a batch's generation, or, with the batch sealed, while an evaluation
     keeps it from its turn, which would last for ever."""
-    decode, lie_down, signals = EngineCore.step, EnginePool.lie_down, []
+    decode, lie_down, signals = EngineCore.step, PoolSleep.lie_down, []
 
     def stop() -> None:
         if not signals:
@@ -148,22 +148,23 @@ def test_a_run_that_is_stopped_is_gone_on_with(tmp_path: Path, monkeypatch: pyte
             stop()
         return decode(core)
 
-    async def waited(pool: EnginePool, seconds: float, until: Any = bool) -> bool:
+    async def waited(sleep: PoolSleep, seconds: float, until: Any = bool) -> bool:
+        pool: Any = sleep._pool
         if pool.version.number == 1 and not signals:
             pool.members[0].pins += 1
             asyncio.get_running_loop().call_soon(stop)
             try:
-                return await lie_down(pool, seconds, until)
+                return await lie_down(sleep, seconds, until)
             finally:
                 pool.members[0].pins -= 1
-        return await lie_down(pool, seconds, until)
+        return await lie_down(sleep, seconds, until)
 
     given = {"trainer__batches": BATCHES, "async__mode": "sync", "runtime__threads": 1, "data__eval": None}
     trained(tmp_path / "usual", data__eval=None)
     command = ["train", str(make_job(tmp_path / "turns/job", **given, **TURNS)), "data.shuffle=false", "--plain"]
     with monkeypatch.context() as patch:
         if held:
-            patch.setattr(EnginePool, "lie_down", waited)
+            patch.setattr(PoolSleep, "lie_down", waited)
         else:
             patch.setattr(EngineCore, "step", decoded)
         main([*command, "--dir", str(tmp_path / "turns/run")])

@@ -209,7 +209,7 @@ def run(folder: Path, case: dict[str, Any], rank: int) -> None:
         if case.get("read"):
             load = load_value_model if case.get("values") else load_causal_lm
             require_part_alone(trained, allocated.peak, into / f"model-{rank}", load)
-    if layout.copies > 1:
+    if layout.model_replicas > 1:
         trained.pair(copy, _meeting(into / "port", rank), SECONDS)
     trained.keep_reference()
     if "loads" in case:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from headrace.engines.admission import AnyLine
+from headrace.engines.engine_events import EngineEvents
 from headrace.engines.place import Place
 from headrace.engines.pool_state import UP, EngineState, EngineView
 from headrace.observe.spent import Activity
@@ -78,6 +79,7 @@ class Pool:
         self.down_s: float | None = None
         self.return_deadline_s = 100.0
         self.sleeps = False
+        self.events = EngineEvents()
         self.open = True
         self.busy = 0
         self.loads: list[int] = []
@@ -96,9 +98,6 @@ class Pool:
         return any(view.serves and view.version and self.line.holds(view.version) for view in self.views())
 
     def look(self) -> None:
-        pass
-
-    def tell_what_is_left(self) -> None:
         pass
 
     def views(self) -> list[EngineView]:

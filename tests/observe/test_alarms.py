@@ -10,7 +10,7 @@ from observe_samples import batch, run, totals
 from rich.console import Console
 
 from headrace.observe import alarms, spent
-from headrace.observe.alarms import Rule, Seen
+from headrace.observe.alarms import Rule, RunSoFar
 from headrace.observe.metrics import ringing
 from headrace.observe.record import BatchRecord
 from headrace.observe.summary import build_summary
@@ -27,7 +27,7 @@ def curve(field: str, values: list[Any], **others: Any) -> Batches:
 
 
 def rings(rule: Rule, batches: Batches, **seen: bool) -> bool:
-    return rule(Seen(batches, **seen)) is not None
+    return rule(RunSoFar(batches, **seen)) is not None
 
 
 def test_a_healthy_run_and_a_young_one_ring_nothing() -> None:
@@ -38,7 +38,7 @@ def test_a_healthy_run_and_a_young_one_ring_nothing() -> None:
             )
             for number in range(count)
         )
-        assert ringing(Seen(batches)) == ()
+        assert ringing(RunSoFar(batches)) == ()
 
 
 @pytest.mark.parametrize(
@@ -195,13 +195,13 @@ def test_on_shared_processors_only_the_time_counts_in_which_nobody_computed() ->
 
 
 def test_the_trainers_alarm_says_for_whom() -> None:
-    found = alarms.trainer_waits(Seen(timed([waiting(4.0, spent.REWARDS)] * 11)))
+    found = alarms.trainer_waits(RunSoFar(timed([waiting(4.0, spent.REWARDS)] * 11)))
     assert found == "the trainer waits 40% of its time, mostly for rewards and environments"
 
 
 def test_what_nobody_computes_is_not_called_the_trainers_wait() -> None:
     """58 % for generation of which engines computed in all but 37 %: both numbers stand in one view."""
-    found = ringing(Seen(timed([waiting(5.8, generate=6.3)] * 11), shares_processors=True))
+    found = ringing(RunSoFar(timed([waiting(5.8, generate=6.3)] * 11), shares_processors=True))
     assert [alarm.finding for alarm in found] == [
         "nobody computes for 37% of the time, while the trainer waits, mostly for generation"
     ]
@@ -219,7 +219,7 @@ def test_what_nobody_computes_is_not_called_the_trainers_wait() -> None:
     ],
 )
 def test_the_trainers_alarm_advises_on_its_cause_alone(what: str, key: str) -> None:
-    (alarm,) = ringing(Seen(timed([waiting(4.0, what)] * 11)))
+    (alarm,) = ringing(RunSoFar(timed([waiting(4.0, what)] * 11)))
     assert key in alarm.act
     assert ";" not in alarm.act
     assert "`" not in alarm.act
@@ -239,7 +239,7 @@ def test_a_swap_slower_than_a_step() -> None:
     assert not rings(rule, timed([{"swap": 0.4, "train": 0.1}] * 11))  # 4 % of the time
     assert not rings(rule, timed([{"swap": 1.1, "train": 1.0}] * 10))
     assert not rings(rule, timed([{"swap": 0.1, "train": 1.0}] * 10 + [{"swap": 9.0, "train": 1.0}]))
-    found = rule(Seen(timed([{"swap": 1.5, "train": 1.0}] * 11)))
+    found = rule(RunSoFar(timed([{"swap": 1.5, "train": 1.0}] * 11)))
     assert found == "new weights stall the engines for 1.5 s a batch, which trains in 1.0 s"
 
 
@@ -250,7 +250,7 @@ def test_samples_that_fail() -> None:
     assert not rings(rule, timed([{"failed": 5}] * 11))
     assert not rings(rule, timed([{"failed": 50}] * 10))
     assert not rings(rule, timed([{"failed": 0}] * 10 + [{"failed": 100}]))
-    assert rule(Seen(timed([{"failed": 6}] * 11))) == "6% of the samples fail, mostly of timeout"
+    assert rule(RunSoFar(timed([{"failed": 6}] * 11))) == "6% of the samples fail, mostly of timeout"
 
 
 FALLEN = curve("kept_mass", [0.95] * 5 + [0.5] * 5)

@@ -22,9 +22,11 @@ from headrace.experience.sample import GroupKey
 from headrace.experience.table import ExperienceTable
 from headrace.models.packing import MicroBatch
 from headrace.observe.waits import WaitMeter
-from headrace.roles.actors.actor import ActorRole, TrainedStep, WholeBatches
+from headrace.roles.actors.actor import ActorRole
 from headrace.roles.actors.batch_stats import FreshRule, StalenessRule
 from headrace.roles.actors.critic import CriticRole
+from headrace.roles.actors.trained_step import TrainedStep
+from headrace.roles.actors.whole_batch import WholeBatches
 from headrace.roles.context import RoleContext
 from headrace.runtime.signal import Signal
 from headrace.runtime.virtual import VirtualRuntime, run_virtually

@@ -7,7 +7,7 @@ from typing import Any
 from role_house import LONG_S, STALL_S, House, all_is_gone, try_role
 
 from headrace.experience.loader import StreamingLoader
-from headrace.roles.actors.actor import TrainedStep
+from headrace.roles.actors.trained_step import TrainedStep
 from headrace.roles.recording import NAME, RecordingRole
 from headrace.weights.version import Lineage
 

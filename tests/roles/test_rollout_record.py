@@ -13,8 +13,8 @@ from role_pool import Scene
 from table_rows import row
 
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
-from headrace.roles.actors.actor import TrainedRow, TrainedStep
 from headrace.roles.actors.batch_stats import BatchStats
+from headrace.roles.actors.trained_step import TrainedRow, TrainedStep
 from headrace.roles.rollout_record import RolloutRecord, Writer
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.store.errors import StoreError

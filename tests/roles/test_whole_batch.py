@@ -17,8 +17,7 @@ from headrace.algorithms.policy_loss import PolicyLoss
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig, TrainerConfig
 from headrace.models.packing import MicroBatch, PackRow
-from headrace.roles.actors.actor import WholeBatches
-from headrace.roles.actors.whole_batch import WholeBatch
+from headrace.roles.actors.whole_batch import WholeBatch, WholeBatches
 from headrace.training.epochs import Epochs
 from headrace.training.objective import PolicyObjective
 from headrace.training.protocol import StepReport

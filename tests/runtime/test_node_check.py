@@ -12,8 +12,8 @@ from headrace.runtime.node_check import (
     NeededFile,
     NeededModule,
     Needs,
+    NodeReport,
     NodeUnfit,
-    Seen,
     SharedVersions,
     look,
     require,
@@ -27,7 +27,7 @@ from headrace.runtime.node_check import (
 def test_a_node_that_has_all_is_fit(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("one")
     needed = NeededFile.of(tmp_path / "code.py", "reward.function", "share it")
-    require("n", Seen.parse(look(Asked([needed.path])).text()), Needs((needed,)), ["rollout/0"])
+    require("n", NodeReport.parse(look(Asked([needed.path])).text()), Needs((needed,)), ["rollout/0"])
 
 
 @pytest.mark.parametrize(("there", "how"), [(None, "has no"), ("another", "has another")])
@@ -79,7 +79,12 @@ def test_a_module_that_only_the_driver_s_disk_has_is_told(tmp_path: Path) -> Non
     require("n", look(Asked(modules=names, search=[str(tmp_path)])), needs, ["rollout/0"])
     asked = Asked.parse(Asked(modules=names).text())
     with pytest.raises(NodeUnfit) as unfit:
-        require("10.0.0.7 (ab)", replace(Seen.parse(look(asked).text()), host="far"), needs, ["rollout/0", "rollout/1"])
+        require(
+            "10.0.0.7 (ab)",
+            replace(NodeReport.parse(look(asked).text()), host="far"),
+            needs,
+            ["rollout/0", "rollout/1"],
+        )
     assert str(unfit.value) == (
         "the node 10.0.0.7 (ab) on far finds no module own_rewards.score (reward.function), which rollout/0, rollout/1 "
         "there need; install it there"
@@ -98,7 +103,7 @@ def test_shared_memory_is_needed_where_the_trainer_is_and_by_each_relay() -> Non
 
 
 def test_the_node_that_has_too_little_shared_memory_is_told() -> None:
-    def has(memory: str, free: int) -> Seen:
+    def has(memory: str, free: int) -> NodeReport:
         return replace(look(Asked()), host="far", memory=memory, place="/dev/shm", free=free << 30, used=1 << 30)
 
     seen = {"a": has("A", 9), "b1": has("B", 5), "b2": has("B", 5)}

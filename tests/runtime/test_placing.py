@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.runtime.placing import Bundle, Node, NoRoom, Placed, Seat, Team, Teams, placed
+from headrace.runtime.placing import Bundle, Claim, Node, NoRoom, Placed, Team, Teams, placed
 
 
 def team(role: str, count: int, devices: float = 0.0, cpus: float = 1.0, *, spread: bool = False) -> Team:
-    return Team(tuple(Bundle((Seat(f"{role}/{number}", devices, cpus),)) for number in range(count)), spread)
+    return Team(tuple(Bundle((Claim(f"{role}/{number}", devices, cpus),)) for number in range(count)), spread)
 
 
 def node(name: str, devices: int, cpus: float = 8.0, *, here: bool = False) -> Node:
@@ -56,7 +56,7 @@ def test_parts_share_a_device_and_no_part_is_on_two() -> None:
 
 
 def test_colocated_workers_are_on_the_same_device_and_count_as_its_shares() -> None:
-    both = Bundle((Seat("trainer/0", 1, 2), Seat("reference/0", 1, 1), Seat("functions/0", 0, 1)))
+    both = Bundle((Claim("trainer/0", 1, 2), Claim("reference/0", 1, 1), Claim("functions/0", 0, 1)))
     assert (both.devices, both.cpus) == (1, 4)
     assert [both.share(worker) for worker in both.workers] == [0.5, 0.5, 0]
     assert where(placed([Team((both,))], [A])) == dict.fromkeys(both.workers, ("a", (0,)))
@@ -88,7 +88,7 @@ def test_one_that_comes_later_is_as_the_others_of_its_kind() -> None:
     teams = Teams((team("engine", 1, 1),), {"engine": team("engine", 1, 1)})
     more = teams.team_of("engine/7")
     assert more is not None
-    assert more.bundles == (Bundle((Seat("engine/7", 1, 1),)),)
+    assert more.bundles == (Bundle((Claim("engine/7", 1, 1),)),)
     assert teams.team_of("critic/0") is None
 
 

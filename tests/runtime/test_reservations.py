@@ -15,7 +15,7 @@ from runtime_worker_kinds import Probe, Spec
 
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.node_check import Needs
-from headrace.runtime.placing import Bundle, Seat, Team, Teams
+from headrace.runtime.placing import Bundle, Claim, Team, Teams
 from headrace.runtime.refs import RefLost
 from headrace.runtime.workers import Placement, WorkerLost
 
@@ -27,7 +27,7 @@ Main = Callable[[InlineRuntime], Coroutine[Any, Any, None]]
 
 def probes(count: int, devices: float) -> Teams:
     def team(*numbers: int) -> Team:
-        return Team(tuple(Bundle((Seat(f"probe/{number}", devices, 0.1),)) for number in numbers))
+        return Team(tuple(Bundle((Claim(f"probe/{number}", devices, 0.1),)) for number in numbers))
 
     return Teams((team(*range(count)),), {"probe": team(0)}, "slot")
 

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.runtime.node_check import Asked, NodeUnfit, look
-from headrace.runtime.placing import Bundle, Node, NoRoom, Seat, Team, Teams, kind_of
+from headrace.runtime.placing import Bundle, Claim, Node, NoRoom, Team, Teams, kind_of
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def reserved(monkeypatch: pytest.MonkeyPatch) -> Reserve:
 
 
 def team(*bundles: Sequence[str], cpus: float = 1.0) -> Team:
-    return Team(tuple(Bundle(tuple(Seat(worker, 0.0, cpus) for worker in each)) for each in bundles))
+    return Team(tuple(Bundle(tuple(Claim(worker, 0.0, cpus) for worker in each)) for each in bundles))
 
 
 def ranks(count: int, cpus: float = 1.0, kind: str = "trainer") -> Team:

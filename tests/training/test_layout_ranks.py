@@ -70,17 +70,17 @@ def test_replicas_are_ranks_of_data_that_follow_each_other() -> None:
     layout = Layout(dp=4, pp=2, replicas=2, zero=2)
     assert [layout.members(copy) for copy in range(2)] == [(0, 1, 4, 5), (2, 3, 6, 7)]
     assert [layout.within(rank) for rank in (0, 3, 4, 7)] == [(0, 0), (1, 1), (0, 2), (1, 3)]
-    assert layout.of_copy == Layout(dp=2, pp=2, zero=2)
+    assert layout.of_replica == Layout(dp=2, pp=2, zero=2)
     assert [Layout(dp=3).members(copy) for copy in range(3)] == [(0,), (1,), (2,)]
 
 
 @given(layout=st.one_of(LAYOUTS, IN_REPLICAS))
 def test_each_rank_is_of_one_replica(layout: Layout) -> None:
     """And has there the part of the model, and of the data, that its place says."""
-    members = [layout.members(copy) for copy in range(layout.copies)]
+    members = [layout.members(copy) for copy in range(layout.model_replicas)]
     assert sorted(rank for ranks in members for rank in ranks) == [*range(layout.size)]
-    inner = layout.of_copy
-    assert (inner.copies, inner.joint, inner.size * layout.copies) == (1, layout.joint, layout.size)
+    inner = layout.of_replica
+    assert (inner.model_replicas, inner.joint, inner.size * layout.model_replicas) == (1, layout.joint, layout.size)
     for rank, here in layout.places():
         copy, number = layout.within(rank)
         assert members[copy][number] == rank

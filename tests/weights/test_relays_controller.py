@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.controller.building.relay_seats import RelaySeats
+from headrace.controller.building.relay_users import RelaySupply, RelayUsers
 from headrace.roles.workers.relay import RelaySpec
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.signal import Signal
@@ -162,38 +162,37 @@ HERE, AWAY = Seen("boot 1", "tmpfs 1", 10, loopback="1"), Seen("boot 2", "tmpfs 
 
 
 class Trainer:
-    name = "trainer"
     seen = HERE
 
     async def sees(self) -> Seen:
         return self.seen
 
 
-async def seated(ends: dict[str, Seen]) -> tuple[RelaySeats, Relays, Scripted, Trainer]:
+async def supplied(ends: dict[str, Seen]) -> tuple[RelayUsers, RelaySupply, Relays, Scripted, Trainer]:
     """With a version, and one relay for each that needs it."""
     workers, trainer = Scripted(), Trainer()
-    seats = RelaySeats(trainer, HERE, ends, each=False)  # type: ignore[arg-type]
+    users = RelayUsers("trainer/0", HERE, ends, each=False)
     relays = Relays(workers, InlineRuntime().clock, 60.0, deltas=False)  # type: ignore[arg-type]
-    seats.begin(relays, workers, RelaySpec("/memory"), InlineRuntime().clock)  # type: ignore[arg-type]
+    supply = RelaySupply(users, relays, workers, RelaySpec("/memory"), InlineRuntime().clock, trainer.sees)  # type: ignore[arg-type]
     await relays.take_in(SOURCE)
-    for rank, user in seats.users.items():
+    for rank, user in users.by_rank.items():
         await relays.take_in(rank, [user])
     await relays.carry("/first")
-    return seats, relays, workers, trainer
+    return users, supply, relays, workers, trainer
 
 
 def test_who_sees_the_trainers_memory_has_no_relay_wherever_both_come_to_be() -> None:
     async def run() -> None:
-        seats, relays, workers, trainer = await seated({"engine/0": HERE, "engine/1": AWAY})
-        assert [seats.beside(rank) for rank in (0, 1)] == ["trainer/0", "engine/1"]
+        users, supply, relays, workers, trainer = await supplied({"engine/0": HERE, "engine/1": AWAY})
+        assert [users.beside(rank) for rank in (0, 1)] == ["trainer/0", "engine/1"]
         near, far = (OverRelays(None, relays).near(f"engine/{number}") for number in (0, 1))  # type: ignore[arg-type]
         assert (near.offer(), far.offer()) == (OFFER, replace(OFFER, address="/1"))
-        await seats.seat("engine/1", HERE)  # its node was lost
+        await supply.supply("engine/1", HERE)  # its node was lost
         assert workers.left == [1]
         assert far.offer() == OFFER
         trainer.seen = AWAY
-        await seats.look_again()
-        assert [(seats.beside(rank), relays.rank_of(seats.beside(rank))) for rank in (2, 3)] == [
+        await supply.look_again()
+        assert [(users.beside(rank), relays.rank_of(users.beside(rank))) for rank in (2, 3)] == [
             ("engine/0", 2),
             ("engine/1", 3),
         ]
@@ -204,10 +203,10 @@ def test_who_sees_the_trainers_memory_has_no_relay_wherever_both_come_to_be() ->
 
 def test_an_engine_that_comes_and_leaves_has_its_relay_come_and_leave() -> None:
     async def run() -> None:
-        seats, relays, workers, _ = await seated({"engine/0": AWAY})
-        await seats.seat("engine/1", AWAY)
+        _, supply, relays, workers, _ = await supplied({"engine/0": AWAY})
+        await supply.supply("engine/1", AWAY)
         assert relays.offer_at(2).version == OFFER.version
-        await seats.let_go("engine/1")
+        await supply.let_go("engine/1")
         assert workers.left == [2]
         assert relays.rank_of("engine/1") is None
 
@@ -216,27 +215,27 @@ def test_an_engine_that_comes_and_leaves_has_its_relay_come_and_leave() -> None:
 
 def test_the_device_of_a_relay_is_that_of_whoever_it_is_beside_now() -> None:
     async def run() -> None:
-        seats, _, _, trainer = await seated({"engine/0": HERE, "engine/1": replace(AWAY, device="GPU-2")})
-        assert [seats.device_of(rank) for rank in (SOURCE, 1)] == ["cpu", "GPU-2"]
-        await seats.seat("engine/1", replace(AWAY, device="GPU-3"))
+        users, supply, _, _, trainer = await supplied({"engine/0": HERE, "engine/1": replace(AWAY, device="GPU-2")})
+        assert [users.device_of(rank) for rank in (SOURCE, 1)] == ["cpu", "GPU-2"]
+        await supply.supply("engine/1", replace(AWAY, device="GPU-3"))
         trainer.seen = replace(HERE, device="GPU-1")
-        await seats.look_again()
-        assert [seats.device_of(rank) for rank in (SOURCE, 1)] == ["GPU-1", "GPU-3"]
-        await seats.let_go("engine/1")
-        assert seats.device_of(1) == "cpu"
+        await supply.look_again()
+        assert [users.device_of(rank) for rank in (SOURCE, 1)] == ["GPU-1", "GPU-3"]
+        await supply.let_go("engine/1")
+        assert users.device_of(1) == "cpu"
 
     asyncio.run(run())
 
 
 def test_a_relay_that_cannot_be_taken_in_is_let_go() -> None:
     async def run() -> None:
-        seats, relays, workers, _ = await seated({"engine/0": AWAY})
+        _, supply, relays, workers, _ = await supplied({"engine/0": AWAY})
 
         async def lost() -> str:
             raise WorkerLost(2, "killed", worker="relay/2")
 
         workers.on["plane", 2] = lost
-        await seats.seat("engine/1", AWAY)
+        await supply.supply("engine/1", AWAY)
         assert workers.left == [2]
         assert relays.rank_of("engine/1") is None
 
@@ -245,7 +244,7 @@ def test_a_relay_that_cannot_be_taken_in_is_let_go() -> None:
 
 def test_a_relay_that_is_not_where_the_trainer_came_back_is_made_anew_beside_it() -> None:
     async def run() -> None:
-        _, relays, workers, _ = await seated({"engine/0": AWAY})
+        _, _, relays, workers, _ = await supplied({"engine/0": AWAY})
         workers.found = Found(None, None)
         killed = []
 

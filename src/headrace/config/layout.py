@@ -85,7 +85,7 @@ class LayoutConfig(Section):
         return self.zero
 
     @property
-    def copies(self) -> int:
+    def model_replicas(self) -> int:
         """How many ranks, or groups of them, have all of the model each."""
         return self.replicas if self.stage else self.dp
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.config.evaluation import BestBy
+from headrace.observe.events import EventSink
 from headrace.observe.spent import EVALUATION
 from headrace.roles.context import RoleContext
 from headrace.store.checkpoints import Checkpoints
@@ -25,7 +25,7 @@ class BestCheckpoint:
     checkpoints: Checkpoints
     by: BestBy
     context: RoleContext
-    report: Callable[[str, dict[str, Any]], None]
+    report: EventSink
     _begun: int = -1
     _values: dict[int, float] = field(default_factory=dict)
     """By version, of evaluations that ended before their checkpoint was written."""

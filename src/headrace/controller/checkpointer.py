@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from headrace.controller.best import BestCheckpoint
+from headrace.observe.events import EventSink
 from headrace.observe.spent import CHECKPOINTS, Activity
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.together import together
@@ -80,7 +81,7 @@ class Checkpointer:
         timeout_s: float = 900.0,
         best: BestCheckpoint | None = None,
         listener: Callable[[int, Path], None] = lambda number, folder: None,
-        report: Callable[[str, dict[str, Any]], None] = lambda kind, data: None,
+        report: EventSink = lambda kind, data: None,
     ) -> None:
         """`others`: models that go with the policy's, by the name of their folder. `state`: small values
         that go with the weights, taken when a batch is `trained`. `committed`: number of the version that the run could

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.errors import HeadraceError
-from headrace.roles.actors.actor import TrainedStep
+from headrace.roles.actors.trained_step import TrainedStep
 
 _PATIENCE = 10
 """Batches. One may be skipped for an outlier; so many in a row are no outliers."""

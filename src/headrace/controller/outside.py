@@ -19,9 +19,10 @@ from headrace.controller.building.workers_apart import WorkersApart, workers_apa
 from headrace.controller.control_socket import Answer, listening
 from headrace.controller.planning.plan import Plan
 from headrace.controller.supervise import rewards
-from headrace.controller.tracking import Tell, tracking
+from headrace.controller.tracking import tracking
 from headrace.controller.watching import watchdog
 from headrace.models.loading import resolve_device
+from headrace.observe.events import EventSink
 from headrace.rewards.judge import Ask
 from headrace.roles.workers.functions import FunctionsWorker
 from headrace.runtime.collection import rare_collections
@@ -76,7 +77,7 @@ class Outside(Protocol):
         sections: Sequence[TrackerSection],
         folder: Path,
         clock: Clock,
-        event: Tell,
+        event: EventSink,
         seen: Callable[[], bool],
     ) -> AbstractAsyncContextManager[None]:
         """See `tracking`."""
@@ -146,7 +147,7 @@ class ThisMachine:
         sections: Sequence[TrackerSection],
         folder: Path,
         clock: Clock,
-        event: Tell,
+        event: EventSink,
         seen: Callable[[], bool],
     ) -> AbstractAsyncContextManager[None]:
         return tracking(sections, folder, clock, event, seen)

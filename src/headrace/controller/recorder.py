@@ -18,7 +18,7 @@ from headrace.observe.run_record import Evaluation
 from headrace.observe.tally import Tally
 from headrace.observe.totals import add, since
 from headrace.observe.waits import WaitMeter
-from headrace.roles.actors.actor import TrainedStep
+from headrace.roles.actors.trained_step import TrainedStep
 from headrace.runtime.protocol import Clock
 from headrace.store import MetricRow, RunStore
 from headrace.training.gap import Gap

@@ -25,7 +25,7 @@ from headrace.experience.loader import StreamingLoader
 from headrace.models.loading import resolve_device
 from headrace.observe.listeners import Listeners
 from headrace.rewards.model_reward import ModelReward
-from headrace.roles.actors.actor import TrainedStep
+from headrace.roles.actors.trained_step import TrainedStep
 from headrace.roles.columns.filling import ColumnRole
 from headrace.roles.columns.reward import RewardColumns
 from headrace.roles.engine_watch import EngineWatchRole
@@ -119,7 +119,7 @@ def _recording(plan: Plan, store: RunStore, base: Groundwork, lineage: Lineage) 
 
 def _keepers(base: Groundwork, engines: EnginePool, judges: Sequence[EnginePool], plane: MemoryPublisher) -> list[Role]:
     """Who brings back engines that died."""
-    engines.tell = base.recorder.event
+    engines.events.sink = base.recorder.event
     engines.changed.listen(base.flow.changed.notify)
     followers = [
         WeightFollowerRole(base.context, engines, member, plane.receiver(), SwapMode.RECOMPUTE)

@@ -12,6 +12,7 @@ from headrace.controller.building.rollout_workers import RolloutHands
 from headrace.engines.member import Member
 from headrace.engines.pool import EnginePool
 from headrace.engines.pool_state import EngineState
+from headrace.observe.events import EventSink
 from headrace.weights.plane import WeightReceiver
 
 MOST = 64
@@ -26,7 +27,7 @@ class Scaling:
         pool: EnginePool,
         receiver: WeightReceiver,
         hands: RolloutHands | None,
-        event: Callable[[str, dict[str, Any]], None],
+        event: EventSink,
         *,
         ahead: int,
     ) -> None:

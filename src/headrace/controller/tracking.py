@@ -11,9 +11,9 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from headrace.config.track import TrackerSection
+from headrace.observe.events import EventSink
 from headrace.runtime.protocol import Clock, WaitTimeout
 
 CLOSING_S = 30.0
@@ -21,13 +21,10 @@ CLOSING_S = 30.0
 
 logger = logging.getLogger(__name__)
 
-Tell = Callable[[str, dict[str, Any]], None]
-"""Writes an event: its kind and its data."""
-
 
 @asynccontextmanager
 async def tracking(
-    sections: Sequence[TrackerSection], folder: Path, clock: Clock, event: Tell, seen: Callable[[], bool]
+    sections: Sequence[TrackerSection], folder: Path, clock: Clock, event: EventSink, seen: Callable[[], bool]
 ) -> AsyncGenerator[None]:
     """Meanwhile trackers follow the record in `folder`, which has to hold how the run ended when this is left.
 
@@ -46,7 +43,7 @@ async def tracking(
 class TrackerProcess:
     """See `headrace.observe.trackers.process`. Its output is in the run's `logs/`."""
 
-    def __init__(self, section: TrackerSection, folder: Path, event: Tell, seen: Callable[[], bool]) -> None:
+    def __init__(self, section: TrackerSection, folder: Path, event: EventSink, seen: Callable[[], bool]) -> None:
         self._section = section
         self._folder = folder
         self._log = folder / "logs" / f"{section.type}.log"

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, Protocol
 
 from headrace.engines.absent import AbsentEngine
 from headrace.engines.admission import AnyLine, Line, admit, admit_spread, route, to_pin
 from headrace.engines.downtime import Downtime
+from headrace.engines.engine_events import EngineEvents
 from headrace.engines.lent import Kill, LentEngines
 from headrace.engines.member import Member, Revive, summed
 from headrace.engines.pinned_engines import PinnedEngines
 from headrace.engines.place import Place, RequestLoad
+from headrace.engines.pool_sleep import PoolSleep
 from headrace.engines.pool_state import EngineState, EngineView
-from headrace.engines.protocol import Engine, EngineError, EngineStats, SwapMode, SwapReport, Tag
+from headrace.engines.protocol import Engine, EngineError, EngineStats, SwapMode, SwapReport
 from headrace.runtime.patience import StandStill, standing_with
-from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.runtime.protocol import Clock
 from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import START, Measure, after_failure
-from headrace.runtime.together import together
 from headrace.runtime.workers import Handle, WorkerLost
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import INITIAL, Version
 
 Spread = Literal["group", "episode"]
-Tell = Callable[[str, dict[str, Any]], None]
-"""Writes an event of a kind to the run's record."""
 
 
 class Hires(Protocol):
@@ -39,7 +38,7 @@ class Hires(Protocol):
         """End the engine of this index in its pool, which is stopped."""
 
 
-Seat = Callable[[Engine, str], Awaitable[None]]
+MadeAnew = Callable[[Engine, str], Awaitable[None]]
 """Given an engine that was made anew, and its worker, before it takes a version: it may be elsewhere than it was."""
 
 
@@ -69,8 +68,8 @@ class EnginePool:
         self._revive = revive
         self.hires: Hires | None = None
         """How there come to be more engines, or fewer; None: there cannot."""
-        self.seat: Seat | None = None
-        """Asked of each engine that was made anew; None: nobody is."""
+        self.made_anew: MadeAnew | None = None
+        """Told of each engine that was; None: nobody is."""
         self.judge = judge
         self._attached = attached
         self.name = "the engine" if judge is None else f"the engine of judge {judge}"
@@ -89,15 +88,14 @@ class EnginePool:
         self.line: Line = AnyLine()
         self.changed = Signal()
         """Notified when an engine dies, comes back or takes a version, and when a pin is released."""
-        self.tell: Tell = lambda kind, data: None
-        self._untold: list[tuple[str, dict[str, Any]]] = []
+        self.events = EngineEvents()
         self._downtime = Downtime(clock)
         self.outage = self._downtime.outage
         """See `Downtime.outage`."""
         self._last = INITIAL
         self.sleeps = False
-        """Its engines are asleep, or on their way there, until it is to `rise`: nobody has them take weights, or brings
-        one back."""
+        """See `PoolSleep`."""
+        self.sleep = PoolSleep(self)
 
     @classmethod
     def of(cls, engines: Sequence[Engine], clock: Clock) -> EnginePool:
@@ -286,7 +284,7 @@ class EnginePool:
         member.died(why)
         word = "comes back" if member.state is EngineState.EJECTED else "does not come back"
         message = f"{member.name} died and {word}: {why}"
-        self._report("engine_died", {**self.named(member), "message": message})
+        self.events.report("engine_died", {**self.named(member), "message": message})
         self._count_outage()
 
     def add(self, engine: Engine, handle: Handle | None = None) -> Member:
@@ -307,59 +305,17 @@ class EnginePool:
         if before is not None:
             await before()
         member.state = EngineState.SERVING
-        self._report("engine_added", {**self.named(member), "version": str(member.engine.version)})
+        self.events.report("engine_added", {**self.named(member), "version": str(member.engine.version)})
         self._count_outage()
         self.changed.notify()
 
     async def dismiss(self, member: Member, why: str) -> None:
         """It serves nothing more, and does not come back. What it has in flight goes on elsewhere."""
         member.state, member.failure = EngineState.GONE, EngineError(why)
-        self._report("engine_removed", {**self.named(member), "message": f"{member.name}: {why}"})
+        self.events.report("engine_removed", {**self.named(member), "message": f"{member.name}: {why}"})
         self._count_outage()
         self.changed.notify()
         await member.engine.stop()
-
-    async def lie_down(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Put all engines to sleep, once no evaluation holds them and none is at taking weights; but not if `until()`
-        holds before (looked at with each change): then it is False, and they are to `rise`. What was asked of them
-        waits. One that cannot sleep is lost, as one that died. Raises WaitTimeout; then the same may be asked again."""
-        self.sleeps = True
-        await self.changed.wait_until(
-            lambda: until() or not (self._held or self._moving), self.clock, seconds, self._said_to_hold
-        )
-        if self._held or self._moving:
-            return False
-        await together(self._put_to_sleep(member) for member in self.members if member.is_up)
-        self._count_outage()
-        return True
-
-    def rise(self) -> None:
-        """The engines may wake: who follows the weights has each take the newest version."""
-        self.sleeps = False
-        self._count_outage()
-        self.changed.notify()
-
-    @property
-    def _held(self) -> int:
-        return sum(member.pins for member in self.members)
-
-    @property
-    def _moving(self) -> list[Member]:
-        return [each for each in self.members if each.state in (EngineState.STARTING, EngineState.SWAPPING)]
-
-    def _said_to_hold(self) -> str:
-        held = f"{self._held} pins on version {self.version} to be released" if self._held else ""
-        moving = f"{', '.join(each.name for each in self._moving)} to take weights" if self._moving else ""
-        return f"{' and '.join(word for word in (held, moving) if word)}, before the engines sleep"
-
-    async def _put_to_sleep(self, member: Member) -> None:
-        try:
-            await member.engine.sleep(tuple(Tag))
-        except (EngineError, WaitTimeout) as error:
-            if member.is_up and member.engine.failure is None:
-                await member.engine.stop()
-                self.lose(member, error)
-            self.look()
 
     async def update(self, member: Member, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
         """Have it take the newest whole version, while it goes on serving; one that is asleep wakes with it. Raises as
@@ -391,7 +347,7 @@ class EnginePool:
             if member.state is EngineState.STARTING:
                 member.state = EngineState.EJECTED
                 self.changed.notify()  # somebody may wait until it is of no more use
-        self._report("engine_back", {**self.named(member), "version": str(member.engine.version)})
+        self.events.report("engine_back", {**self.named(member), "version": str(member.engine.version)})
         self._count_outage()
         self.changed.notify()
 
@@ -402,19 +358,6 @@ class EnginePool:
     def said_of(self, member: Member, words: str) -> str:
         """What happened to an engine, in words that say to which."""
         return f"{member.name}: {words}" if len(self.members) > 1 or self.judge is not None else words
-
-    def tell_what_is_left(self) -> None:
-        """What could not be told when it happened. Raises whatever `tell` raises."""
-        while self._untold:
-            self.tell(*self._untold[0])
-            del self._untold[0]
-
-    def _report(self, kind: str, data: dict[str, Any]) -> None:
-        """An engine's death may be noticed by anybody: a record that cannot be written is none of theirs, and keeps
-        nobody from hearing of it. Who follows the engine hears of the record."""
-        self._untold.append((kind, data))
-        with suppress(Exception):
-            self.tell_what_is_left()
 
     def recount(self) -> None:
         """Whoever runs a member's engine has put another there."""

@@ -22,6 +22,8 @@ from headrace.engines.protocol import (
     Tag,
     TokenChunk,
 )
+from headrace.engines.remote_pin import RemotePin
+from headrace.engines.remote_requests import RemoteRequests
 from headrace.engines.remote_types import QUIET_S, SILENCE_S, EngineStatus, Output, RequestFailed
 from headrace.runtime.patience import StandStill
 from headrace.runtime.protocol import Services, WaitTimeout
@@ -89,10 +91,7 @@ class RemoteEngine:
         self.quiet: StandStill = StandStill(services.clock)
         """See `Engine.quiet`."""
         self._liveness = Liveness()
-        self._requests: dict[str, asyncio.Queue[TokenChunk | RequestFailed]] = {}
-        self._to_submit: list[GenerateRequest] = []
-        self._to_abort: list[str] = []
-        self._telling: asyncio.Task[None] | None = None
+        self._requests = RemoteRequests(self._call, services, client, self._liveness)
         self._tasks: list[asyncio.Task[None]] = []
         self._open = asyncio.Event()
         """The stream of outputs is there, or will not be."""
@@ -150,10 +149,8 @@ class RemoteEngine:
         self._note_last()
         self._liveness.stopping = True
         self._is_heard()
-        self._end_requests("the client has left it")
-        tasks, self._tasks = self._tasks, []
-        if self._telling is not None:
-            tasks.append(self._telling)
+        self._requests.end("the client has left it")
+        tasks, self._tasks = [*self._tasks, *self._requests.tasks], []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -174,12 +171,7 @@ class RemoteEngine:
 
     async def _asked(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
         self._liveness.check()
-        if request.request_id in self._requests:
-            raise RequestError(f"request id {request.request_id!r} is in use; give each request its own")
-        chunks: asyncio.Queue[TokenChunk | RequestFailed] = asyncio.Queue()
-        self._requests[request.request_id] = chunks
-        self._to_submit.append(request)
-        self._tell_soon()
+        chunks = self._requests.submit(request)
         finished = False
         try:
             while not finished:
@@ -193,7 +185,7 @@ class RemoteEngine:
         finally:
             if not finished:
                 self.abort([request.request_id])
-            self._requests.pop(request.request_id, None)
+            self._requests.forget(request.request_id)
 
     async def _look_after(self) -> None:
         """A request failed: whoever asked looks whether the engine has died."""
@@ -217,10 +209,7 @@ class RemoteEngine:
         if here is not None:
             here.engine.abort(request_ids)
             return
-        mine = [each for each in request_ids if each in self._requests]
-        if mine and not self._liveness.is_dead:
-            self._to_abort += mine
-            self._tell_soon()
+        self._requests.abort(request_ids)
 
     async def sees(self) -> Seen:
         """Where its worker is. Raises EngineError."""
@@ -262,7 +251,7 @@ class RemoteEngine:
         """See `Engine.pin`. Should the engine just have taken another version, the pin is lost (`RemotePin.is_lost`):
         it holds this one or none."""
         self._liveness.check()
-        return RemotePin(self, self.version)
+        return RemotePin(self._call, self._services, self._client, self.version, self._changed)
 
     def stats(self) -> EngineStats:
         """As it was heard last, and since then it rests if it did; of an engine in this process, now: what its time
@@ -297,29 +286,11 @@ class RemoteEngine:
             self._fail(error)
             raise EngineError(f"the engine died: {error}") from error
 
-    def _tell_soon(self) -> None:
-        """Whatever is asked for in one turn of the event loop goes in one message."""
-        if self._telling is None or self._telling.done():
-            self._telling = self._services.spawn(self._tell(), "requests to an engine")
-
-    async def _tell(self) -> None:
-        while (self._to_submit or self._to_abort) and not self._liveness.is_dead:
-            requests, self._to_submit = self._to_submit, []
-            aborted, self._to_abort = self._to_abort, []
-            try:
-                if requests:
-                    await self._call("submit", self._client, requests, what="requests to be taken")
-                if aborted:
-                    await self._call("abort", self._client, aborted, what="requests to be ended")
-            except EngineError as error:
-                for request in requests:
-                    self._put(request.request_id, RequestFailed(str(error)))
-
     async def _read_outputs(self) -> None:
         async def take(outputs: list[Output]) -> None:
             self._open.set()
             for request_id, chunk in outputs:
-                self._put(request_id, chunk)
+                self._requests.put(request_id, chunk)
                 if isinstance(chunk, RequestFailed) or chunk.finish_reason is not None:
                     # Whoever waited for it goes on, and what it asks next is sent, before others compute that ended in
                     # the same step: else the engine would rest until the last of them has.
@@ -356,11 +327,6 @@ class RemoteEngine:
         except _LOST as error:
             self._fail(error)
 
-    def _put(self, request_id: str, chunk: TokenChunk | RequestFailed) -> None:
-        chunks = self._requests.get(request_id)
-        if chunks is not None:
-            chunks.put_nowait(chunk)
-
     def _hear(self, status: EngineStatus) -> None:
         newest = max(status.version, self._status.version)
         is_new = newest != self._status.version or status.rests != self._status.rests
@@ -384,44 +350,5 @@ class RemoteEngine:
             self._liveness.failure = error
             self._is_heard()
             self._open.set()
-            self._end_requests(str(error))
+            self._requests.end(str(error))
             self._changed()
-
-    def _end_requests(self, why: str) -> None:
-        for request_id in self._requests:
-            self._put(request_id, RequestFailed(f"request {request_id!r} was lost: {why}"))
-
-
-class RemotePin:
-    """See `PinnedVersion`."""
-
-    def __init__(self, engine: RemoteEngine, version: Version) -> None:
-        self.version = version
-        self.is_lost = False
-        """The engine does not hold the version."""
-        self._engine = engine
-        self._released = False
-        self._holding: asyncio.Task[int] = engine._services.spawn(self._hold(), "a pin")
-
-    def release(self) -> None:
-        """See `PinnedVersion.release`."""
-        if not self._released:
-            self._released = True
-            self._engine._services.spawn(self._let_go(), "the end of a pin")
-
-    async def _hold(self) -> int:
-        try:
-            number: int = await self._engine._call(
-                "pin", self._engine._client, self.version, what="a version to be held"
-            )
-            return number
-        except EngineError:
-            self.is_lost = True
-            self._engine._changed()
-            return -1
-
-    async def _let_go(self) -> None:
-        number = await self._holding
-        if number >= 0:
-            with suppress(EngineError):
-                await self._engine._call("release", self._engine._client, number, what="a version to be let go")

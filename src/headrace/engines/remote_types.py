@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.engines.protocol import (
@@ -61,6 +62,14 @@ class EngineStatus:
     """See `Engine.rests`."""
     asleep: tuple[Tag, ...] = ()
     """See `Engine.asleep`."""
+
+
+class CallEngine(Protocol):
+    """Asks an engine that is a worker."""
+
+    async def __call__(self, method: str, *args: Any, what: str, seconds: float | None = None) -> Any:
+        """What this method of its worker answers, within so many seconds. `what`: for messages. Raises what it raises,
+        and EngineError."""
 
 
 ENGINE_TYPES = WireTypes(

@@ -6,15 +6,14 @@ it comes here, then ledger, then table. Whoever waits for a change waits on `cha
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from headrace.experience.columns import SAMPLE_COLUMNS, FinishedGroup, put_samples, rewarded
+from headrace.experience.columns import FinishedGroup, put_samples, rewarded
 from headrace.experience.drops import EXHAUSTED, HANDED_BACK, OVERDUE, SURPLUS, Drops
-from headrace.experience.header import GroupHeader, SampleHeader, header_of
-from headrace.experience.leases import NewRow
+from headrace.experience.finished_groups import FinishedGroups
+from headrace.experience.header import GroupHeader, header_of
+from headrace.experience.issued_groups import IssuedGroups
 from headrace.experience.prompts.dataset import Prompt, PromptSource
 from headrace.experience.prompts.pass_rates import PassRates
 from headrace.experience.records.codec import CodecError, decode_group
@@ -22,12 +21,8 @@ from headrace.experience.records.recorded import RecordedSource
 from headrace.experience.sample import Group, GroupKey
 from headrace.experience.schedule import Bound, Placement, Schedule
 from headrace.experience.table import ExperienceTable
-from headrace.runtime.refs import Ref
 from headrace.runtime.signal import Signal
 from headrace.store import AttemptRow, Commit, JournalOffset, Receipt, Restored, RunStore, StoreError
-
-JUDGE = "filter"
-"""The consumer that has groups kept or dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +48,6 @@ class TrainedBatch:
     """Groups that were dropped while it was composed, by reason."""
 
 
-class _Finished(NamedTuple):
-    """A group that is in the table."""
-
-    place: JournalOffset
-    rows: int
-    is_kept: bool = False
-    """It was judged, and may be trained on."""
-
-
 class Flow:
     def __init__(
         self,
@@ -84,24 +70,15 @@ class Flow:
         self._learnt = 0
         """The curriculum has the pass rates of all batches before this one."""
         self._quote = quote
-        self._column_bytes = column_bytes
-        self._reward_column = reward_column
         self._schedule = schedule
         self._table = table
         self._source = source
         self._store = store
         self._refs = table.refs
-        self._reissue: deque[GroupKey] = deque()
-        self._begun: dict[GroupKey, int] = {}
-        """Of those that are issued again after a restart, and of which tokens were kept: the version number that they
-        had started on."""
-        self._issues: dict[GroupKey, int] = {}
-        """Of the groups that run: what comes of an earlier issue is nothing to us."""
+        self._issued = IssuedGroups()
         self._overdue: dict[GroupKey, None] = {}
-        self._groups: dict[GroupKey, _Finished] = {}
+        self._finished = FinishedGroups(table, reward_column=reward_column, column_bytes=column_bytes)
         """Those that are ready or in the batch."""
-        self._left: dict[GroupKey, None] = {}
-        """Played still, though they have no place any more since the run went back: to be ended, and issued again."""
         self._batch_rows = 0
         self._first_open = -1
         """The first batch that a live group may still enter, when it was last asked who is overdue."""
@@ -171,17 +148,16 @@ class Flow:
         if self.shut_by(version) is not None:
             return None
         beyond = False
-        if self._reissue:
+        if self._issued.waits:
             oldest = self._goes_on(version)
-            key = self._reissue.popleft()
-            self._begun.pop(key, None)
+            key = self._issued.take_next()
             prompt = self._source.prompt(key.epoch, key.position)
             if oldest is None:
                 oldest, deadline = version, self._schedule.start(key, version)
             else:
                 deadline, beyond = self._schedule.go_on(key, oldest), True
             issue = self._store.ledger.reissue(key, start_version=oldest, deadline=deadline)
-        elif self._left:
+        elif self._issued.left:
             return None  # they come before any new prompt, and before the dataset is spent
         else:
             issued = self._source.next()
@@ -193,7 +169,7 @@ class Flow:
             deadline = self._schedule.start(key, version)
             self._store.ledger.issue(key, prompt_id=prompt.prompt_id, start_version=version, deadline=deadline, row=row)
         self._table.reserve(key, beyond_capacity=beyond)
-        self._issues[key] = issue
+        self._issued.play(key, issue)
         return Admission(key, prompt, version, deadline, issue)
 
     def shut_by(self, version: int) -> Bound | None:
@@ -206,7 +182,7 @@ class Flow:
     def _goes_on(self, version: int) -> int | None:
         """Of the group that is issued again next, the number of the version by which its deadline is that of its oldest
         token, if it goes on from tokens that were kept."""
-        begun = self._begun.get(self._reissue[0]) if self._reissue else None
+        begun = self._issued.begun_on
         if begun is None:
             return None
         oldest = min(begun, version)
@@ -219,15 +195,16 @@ class Flow:
         A group that was handed back or given out again meanwhile is let go.
         """
         key = group.header.key
-        if key in self._overdue or self._issues.get(key) != receipt.issue:
+        if key in self._overdue or self._issued.issue_of(key) != receipt.issue:
             for ref in group.refs:
                 self._refs.free(ref)
             return
         rate = None if self._pass_rates is None else self._pass_rates.of(group.header)
         self._store.ledger.ready(receipt, pass_rate=rate, composing=self._schedule.batch)
-        del self._issues[key]
+        self._issued.end(key)
         self._store.partials.remove(key)
-        self._put(group, receipt.place)
+        self._finished.put(group, receipt.place)
+        self.changed.notify()
 
     def hand_back(self, key: GroupKey, reason: str, failure: str | None = None) -> None:
         """The attempt came to nothing: try its prompt again, unless its attempts are exhausted. `failure`: of a sample,
@@ -254,45 +231,42 @@ class Flow:
             # schedule that has no room for it.
             self._store.ledger.withdraw(key)
             self._table.remove(key)
-            self._issues.pop(key, None)
+            self._issued.end(key)
             self._overdue.pop(key, None)
-            self._reissue.append(key)
+            self._issued.again([key])
             self._schedule.dataset_refilled()
             self._advance()
             return None
         issue = self._store.ledger.reissue(key, start_version=version, deadline=deadline)
-        self._issues[key] = issue
+        self._issued.play(key, issue)
         self._advance()
         return Admission(key, self._source.prompt(key.epoch, key.position), version, deadline, issue)
 
     def runs(self, key: GroupKey) -> bool:
         """Whether the group is to be played, as it was issued last."""
-        return key in self._issues
+        return self._issued.issue_of(key) is not None
 
     def left(self) -> list[GroupKey]:
         """Groups that are played still, and must end now: the run went back, and has no place for them any more."""
-        return list(self._left)
+        return self._issued.left
 
     def has_ended(self, key: GroupKey) -> None:
         """Nobody plays the group that was `left`: it starts again through the gate, before any new prompt."""
-        if key in self._left:
-            del self._left[key]
-            self._reissue.append(key)
+        if self._issued.has_ended(key):
             self._schedule.dataset_refilled()
             self._advance()
 
     def drop(self, key: GroupKey, reason: str, fault: str | None = None, judged: GroupHeader | None = None) -> None:
         """The finished group is not worth training on; or a `fault`, in words, keeps it from being judged. `judged`: as
         it was, to quote from it, if there are many such."""
-        self._drops.judged(reason, fault, None if judged is None else (judged, self._groups[key].place))
+        self._drops.judged(reason, fault, None if judged is None else (judged, self._finished.place(key)))
         self._remove(key, reason, fault)
         self._advance()
 
     def keep(self, key: GroupKey) -> None:
         """The finished group may be trained on: it is a candidate for the batch."""
         self._drops.kept()
-        self._groups[key] = self._groups[key]._replace(is_kept=True)
-        self._table.write_group(key, "keep", True)
+        self._finished.keep(key)
         self._schedule.ready(key)
         self._advance()
 
@@ -312,7 +286,7 @@ class Flow:
         done = TrainedBatch(self._schedule.batch, len(keys), late, self._drops.by_reason())
         self._store.ledger.train(keys, batch=self._schedule.batch)
         for key in keys:
-            del self._groups[key]
+            self._finished.forget(key)
         self._batch_rows = 0
         self._placements.clear()
         self._drops.clear()
@@ -341,14 +315,14 @@ class Flow:
                 # Where nothing runs ahead it is of the batch that was composed when the crash came.
                 self._store.ledger.score(row.key, pass_rate=rate, composing=row.start_version)
             self._table.reserve(group.key, beyond_capacity=True)
-            self._put(FinishedGroup(header, put_samples(self._refs, group)), offset)
+            self._finished.put(FinishedGroup(header, put_samples(self._refs, group)), offset)
+        self.changed.notify()
         self._learn()
         running = list(running)
         self._store.partials.keep({row.key for row in running})
         begun = {GroupKey(*row.key): row.start_version for row in running if self._store.partials.has(row.key)}
-        self._begun.update(begun)
-        self._reissue.extend(sorted(begun, key=lambda key: (begun[key], key)))
-        self._reissue.extend(key for row in running if (key := GroupKey(*row.key)) not in begun)
+        self._issued.again_from_tokens(begun)
+        self._issued.again(key for row in running if (key := GroupKey(*row.key)) not in begun)
         for row in self._store.ledger.attempts("dropped"):
             key = GroupKey(*row.key)
             handed_back = (row.reason or "").startswith(HANDED_BACK)
@@ -374,7 +348,7 @@ class Flow:
                 ledger.lose(key)
             again = [key for key in since if key in trained]
             taken = schedule.taken
-            went = schedule.go_back(commit.number, [(key, since[key].deadline) for key in again], ended=self._groups)
+            went = schedule.go_back(commit.number, [(key, since[key].deadline) for key in again], ended=self._finished)
             for key, deadline in went.due_earlier.items():
                 ledger.due(key, deadline=deadline)
             for key in went.ended:
@@ -382,21 +356,17 @@ class Flow:
         self._table.end_leases()
         for key in went.ended:
             self._table.remove(key)
-            self._issues.pop(key, None)
-        self._left.update(dict.fromkeys(went.ended))
-        for key, (_, _, is_kept) in self._groups.items():
-            self._table.reopen(key, self._rows(self._table.group(key)), seen_by=(JUDGE,) if is_kept else ())
-            if is_kept:
-                self._table.write_group(key, "keep", True)
+        self._issued.leave(went.ended)
+        self._finished.reopen()
         for key in again:
             offset = since[key].offset
             assert offset is not None
             self._table.remove(key)  # a stage that nobody waits for may not have been done with it
             self._table.reserve(key, beyond_capacity=True)
-            self._put(trained[key], offset, is_kept=True)
+            self._finished.put(trained[key], offset, is_kept=True)
         for key in (*again, *taken):
             schedule.ready(key)
-        self._reissue.extend(lost)
+        self._issued.again(lost)
         if lost or went.ended:
             schedule.dataset_refilled()
         self._begin_again()
@@ -444,7 +414,7 @@ class Flow:
     def _shed(self, overdue: Iterable[GroupKey]) -> None:
         """Hand back what is finished of these; whoever runs the others ends them first."""
         for key in overdue:
-            if key in self._groups:
+            if key in self._finished:
                 self._hand_back(key, self.reason_overdue)
             else:
                 self._overdue[key] = None
@@ -456,34 +426,20 @@ class Flow:
         if again:
             self._schedule.dataset_refilled()
 
-    def _put(self, group: FinishedGroup, place: JournalOffset, *, is_kept: bool = False) -> None:
-        header, rows = group.header, self._rows(group)
-        self._groups[header.key] = _Finished(place, len(rows), is_kept)
-        # Metadata, text and single numbers are not counted.
-        nbytes = header.nbytes + self._column_bytes * sum(one.length for one, _ in rows)
-        self._table.put(header.key, rows, group=group, nbytes=nbytes, seen_by=(JUDGE,) if is_kept else ())
-        if is_kept:
-            self._table.write_group(header.key, "keep", True)
-        self.changed.notify()
-
-    def _rows(self, group: FinishedGroup) -> list[NewRow]:
-        samples = zip(group.header.samples, group.refs, strict=True)
-        return [self._row(one, ref) for one, ref in samples if one.is_trainable]
-
     def _remove(self, key: GroupKey, reason: str, words: str | None) -> None:
         self._schedule.drop(key)
         self._store.ledger.drop(key, reason)
         self._store.partials.remove(key)
         self._table.remove(key)
-        self._issues.pop(key, None)
-        self._groups.pop(key, None)
+        self._issued.end(key)
+        self._finished.forget(key)
         self._drops.add(reason, words)
 
     def _advance(self) -> None:
         """Let the schedule decide membership, and wake whoever depends on it."""
         for placement in self._schedule.take():
             self._placements.append(placement)
-            self._batch_rows += self._groups[placement.key].rows
+            self._batch_rows += self._finished.rows(placement.key)
             self._table.write_group(placement.key, "batch", placement.batch)
         schedule = self._schedule
         if schedule.first_open != self._first_open:
@@ -495,14 +451,3 @@ class Flow:
             self._table.wake_all()
         self._told = now
         self.changed.notify()
-
-    def _row(self, header: SampleHeader, ref: Ref) -> NewRow:
-        return header, {
-            **dict.fromkeys(SAMPLE_COLUMNS, ref),
-            self._reward_column: header.reward,
-            "group": header.key,
-            "episode": header.episode,
-            "sample": header.index,
-            "truncated": header.is_truncated,
-            "terms": header.terms,
-        }

@@ -17,19 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""As safetensors calls dtypes."""
+from headrace.config.values.dtypes import SAFETENSORS_NAMES
+
 _ALIGNMENT = 8
 AT_ONCE = 1 << 26
 """Bytes that are converted at once."""
@@ -137,7 +126,7 @@ class PartedFiles:
             offsets.append(end)
             span = [end, end + tensor.size]
             told[tensor.name] = {
-                "dtype": _NAMES[tensor.dtype],
+                "dtype": SAFETENSORS_NAMES[str(tensor.dtype).removeprefix("torch.")],
                 "shape": list(tensor.shape),
                 "data_offsets": span,
             }

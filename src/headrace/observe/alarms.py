@@ -50,7 +50,7 @@ FAILURES = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RunSoFar:
     """What rules look at."""
 
     batches: Sequence[BatchRecord]
@@ -60,25 +60,25 @@ class Seen:
     """Engines and trainer compute on the same processors: while engines do, those do not rest."""
 
 
-Rule = Callable[[Seen], str | None]
+Rule = Callable[[RunSoFar], str | None]
 
 
-def entropy_falls(seen: Seen) -> str | None:
+def entropy_falls(run: RunSoFar) -> str | None:
     """The policy has become sure of itself before it has become good: it explores no more, and its reward stands."""
-    values = _known(batch.entropy for batch in seen.batches)
-    if len(values) < 2 * _FEW or len(seen.batches) < 2 * RECENT:
+    values = _known(batch.entropy for batch in run.batches)
+    if len(values) < 2 * _FEW or len(run.batches) < 2 * RECENT:
         return None
     first, last = median(values[:_FEW]), median(values[-_FEW:])
     if first <= 0 or last >= ENTROPY_LEFT * first:
         return None
-    if _reward_rises(seen.batches) or _is_solved(seen.batches):
+    if _reward_rises(run.batches) or _is_solved(run.batches):
         return None
     return f"entropy fell from {first:.2f} to {last:.2f} nats, and the reward no longer rises"
 
 
-def kept_mass_falls(seen: Seen) -> str | None:
+def kept_mass_falls(run: RunSoFar) -> str | None:
     """The policy moves probability to what top-p and top-k cut off."""
-    values = _known(batch.kept_mass for batch in seen.batches)
+    values = _known(batch.kept_mass for batch in run.batches)
     if len(values) < 2 * _FEW:
         return None
     first, last = median(values[:_FEW]), median(values[-_FEW:])
@@ -90,17 +90,17 @@ def kept_mass_falls(seen: Seen) -> str | None:
     )
 
 
-def step_kl_rises(seen: Seen) -> str | None:
+def step_kl_rises(run: RunSoFar) -> str | None:
     """The policy is far from the one that sampled."""
-    values = _known(batch.approx_kl for batch in seen.batches if batch.trained_tokens)
+    values = _known(batch.approx_kl for batch in run.batches if batch.trained_tokens)
     if len(values) < _FEW or (last := median(values[-_FEW:])) <= KL_OF_A_STEP:
         return None
     return f"the KL from the policy that sampled to the one that is trained is {last:.2f} nats a token"
 
 
-def reference_kl_rises(seen: Seen) -> str | None:
+def reference_kl_rises(run: RunSoFar) -> str | None:
     """The policy leaves the reference, ever faster."""
-    values = _known(batch.reference_kl for batch in seen.batches)
+    values = _known(batch.reference_kl for batch in run.batches)
     if len(values) < _KL_SPAN + _FEW:
         return None
     before, last = median(values[-_KL_SPAN - _FEW : -_KL_SPAN]), median(values[-_FEW:])
@@ -109,10 +109,10 @@ def reference_kl_rises(seen: Seen) -> str | None:
     return f"the KL to the reference rose from {before:.2f} to {last:.2f} nats a token in {_KL_SPAN} batches"
 
 
-def rewards_are_equal(seen: Seen) -> str | None:
+def rewards_are_equal(run: RunSoFar) -> str | None:
     """Nothing is left to compare within groups."""
     shares = []
-    for batch in seen.batches[-_FEW:]:
+    for batch in run.batches[-_FEW:]:
         dropped = batch.dropped_groups.get("zero_spread", 0)
         if batch.equal_groups is None and not dropped:
             return None
@@ -122,29 +122,29 @@ def rewards_are_equal(seen: Seen) -> str | None:
     return f"all rewards of a group are equal in {percent(share)} of the groups"
 
 
-def trainer_waits(seen: Seen) -> str | None:
+def trainer_waits(run: RunSoFar) -> str | None:
     """The trainer has nothing to do, and nobody else uses what it computes on."""
-    lately = _lately(seen.batches)
-    if seen.takes_turns or len(lately) < RECENT or any(batch.warm_up for batch in seen.batches[-RECENT:]):
+    lately = _lately(run.batches)
+    if run.takes_turns or len(lately) < RECENT or any(batch.warm_up for batch in run.batches[-RECENT:]):
         return None
     spent = _but_worst(lately, lambda part: sum(waits(part.trainer_s).values()))
     waited = waits(spent.trainer_s)
     share = sum(waited.values()) / spent.elapsed_s
     # Where they share processors, what the engines compute meanwhile is not lost.
-    idle = min(share, 1 - spent.generate_s / spent.elapsed_s) if seen.shares_processors else share
+    idle = min(share, 1 - spent.generate_s / spent.elapsed_s) if run.shares_processors else share
     if idle <= TRAINER_WAITS:
         return None
     longest = max(waited, key=lambda name: waited[name])
-    if seen.shares_processors:
+    if run.shares_processors:
         told = f"nobody computes for {percent(idle)} of the time, while the trainer waits, mostly for {longest}"
     else:
         told = f"the trainer waits {percent(idle)} of its time, mostly for {longest}"
     return told
 
 
-def swap_is_slow(seen: Seen) -> str | None:
+def swap_is_slow(run: RunSoFar) -> str | None:
     """Exchanging the weights costs the engines longer than training on a batch takes."""
-    lately = _lately(seen.batches)
+    lately = _lately(run.batches)
     if len(lately) < RECENT:
         return None
     spent = _but_worst(lately, lambda part: part.swap_stall_s)
@@ -154,9 +154,9 @@ def swap_is_slow(seen: Seen) -> str | None:
     return f"new weights stall the engines for {brief(stall)} a batch, which trains in {brief(step)}"
 
 
-def samples_fail(seen: Seen) -> str | None:
+def samples_fail(run: RunSoFar) -> str | None:
     """Rewards, environments or engines lose samples all the time."""
-    lately = _lately(seen.batches)
+    lately = _lately(run.batches)
     if len(lately) < RECENT:
         return None
     spent = _but_worst(lately, lambda part: sum(part.failed_samples.values()))

@@ -11,7 +11,7 @@ from headrace.config.evaluation import PLAIN
 from headrace.config.reading.config_text import values_of
 from headrace.config.train import TrainConfig
 from headrace.observe import totals
-from headrace.observe.alarms import Seen
+from headrace.observe.alarms import RunSoFar
 from headrace.observe.failure import error_of
 from headrace.observe.record import BatchRecord, Totals
 from headrace.observe.untrusted import visible_in, visible_line
@@ -130,9 +130,9 @@ class RunRecord:
         return by_set(self.evaluations)
 
     @property
-    def seen(self) -> Seen:
+    def so_far(self) -> RunSoFar:
         """What alarms look at."""
-        return Seen(
+        return RunSoFar(
             self.batches,
             takes_turns=self.config.async_.in_order or self.config.runtime.turns,
             shares_processors=not self.device.startswith("cuda"),

@@ -96,7 +96,7 @@ def build_summary(run: RunRecord) -> dict[str, Any]:
             "first": batches[0].kept_mass if batches else None,
             "last": batches[-1].kept_mass if batches else None,
         },
-        "alarms": [asdict(alarm) for alarm in ringing(run.seen)],
+        "alarms": [asdict(alarm) for alarm in ringing(run.so_far)],
         "seed": run.config.seed,
         "config_sha256": run.config_sha256,
     }

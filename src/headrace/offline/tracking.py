@@ -9,21 +9,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from headrace.config.track import TrackerSection
 from headrace.controller.tracking import CLOSING_S
+from headrace.observe.events import EventSink
 
 logger = logging.getLogger(__name__)
 
-Tell = Callable[[str, dict[str, Any]], None]
-
 
 @contextmanager
-def tracked(sections: Sequence[TrackerSection], folder: Path, event: Tell) -> Iterator[None]:
+def tracked(sections: Sequence[TrackerSection], folder: Path, event: EventSink) -> Iterator[None]:
     """Meanwhile trackers follow the record in `folder`, which has to hold how the run ended when this is left. What
     goes wrong with one is an event and a warning, and costs nothing else."""
     started = [(section, _start(section, folder)) for section in sections]

@@ -10,15 +10,13 @@ from typing import Any, TypeVar
 from headrace.experience.flow import Flow
 from headrace.experience.index import Sampler
 from headrace.experience.table import ExperienceTable, Lease
+from headrace.observe.events import EventSink
 from headrace.observe.spent import Activity
 from headrace.observe.waits import WaitMeter
 from headrace.runtime.protocol import Runtime, WaitTimeout
 from headrace.runtime.refs import Refs
 
 T = TypeVar("T")
-
-Report = Callable[[str, dict[str, Any]], None]
-"""Writes an event of a kind to the run's record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,7 @@ class RoleContext:
     flow: Flow
     table: ExperienceTable
     waits: WaitMeter
-    report: Report
+    report: EventSink
     stall_timeout_s: float
     computing: Counter[str] = field(default_factory=Counter)
     """What roles compute now."""

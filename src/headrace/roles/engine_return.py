@@ -45,11 +45,11 @@ class EngineReturnRole:
         self._member = member
 
     async def run(self) -> None:
-        """For ever: the run ends it. Raises StoreError."""
+        """Until cancelled, as the run ends. Raises StoreError."""
         context, pool = self._context, self._pool
         while True:
             pool.look()
-            pool.tell_what_is_left()
+            pool.events.tell_what_is_left()
             if self._member.state is EngineState.EJECTED:
                 await come_back(context, pool, self._member)
             else:

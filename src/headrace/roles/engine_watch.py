@@ -36,7 +36,7 @@ class EngineWatchRole:
         self._stuck_since: float | None = None
 
     async def run(self) -> None:
-        """For ever: the run ends it. Raises EnginesLost."""
+        """Until cancelled, as the run ends. Raises EnginesLost."""
         flow, clock = self._context.flow, self._context.runtime.clock
         while True:
             left = self._left()

@@ -8,7 +8,7 @@ from headrace.experience.drops import NothingToTrain
 from headrace.experience.failures import failure_kind
 from headrace.experience.header import GroupHeader
 from headrace.experience.sample import Group
-from headrace.roles.context import Report
+from headrace.observe.events import EventSink
 
 _LEAST_PROMPTS = 2
 """A fault that lies in one row of the data is no reason to end."""
@@ -17,7 +17,7 @@ _LEAST_PROMPTS = 2
 class FailureWatch:
     """Looks at all groups that end, those of evaluations included."""
 
-    def __init__(self, report: Report, *, worth: int) -> None:
+    def __init__(self, report: EventSink, *, worth: int) -> None:
         """`worth`: samples of a batch."""
         self._report = report
         self._worth = worth

@@ -6,12 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from headrace.observe.events import EventSink
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.supervision import SCORER, Measure, after_failure
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
-
-Tell = Callable[[str, dict[str, Any]], None]
-"""An event: its kind, and what of it."""
 
 
 class ModelReturn:
@@ -24,14 +22,14 @@ class ModelReturn:
         self._clock = clock
         self._restart = restart
         self._lose: Callable[[str], object] = lambda worker: None
-        self._tell: Tell = lambda kind, data: None
+        self._tell: EventSink = lambda kind, data: None
         self._failures = 0
         """In a row, without an answer."""
         self._turn = asyncio.Lock()
         self._down: set[int] = set()
         workers.changed.listen(self._look)
 
-    def tell_to(self, lose: Callable[[str], object], tell: Tell) -> None:
+    def tell_to(self, lose: Callable[[str], object], tell: EventSink) -> None:
         """`lose` is told of a worker each time that it ends, since what it kept is gone; `tell` of what is done."""
         self._lose, self._tell = lose, tell
 

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from headrace.experience.leases import Row
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
-from headrace.roles.actors.actor import TrainedRow, TrainedStep
 from headrace.roles.actors.batch_stats import BatchStats, StalenessRule
+from headrace.roles.actors.trained_step import TrainedRow, TrainedStep
 from headrace.roles.context import RoleContext
 from headrace.training.protocol import StepReport
 from headrace.weights.version import Lineage

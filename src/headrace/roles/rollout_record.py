@@ -11,7 +11,7 @@ from headrace.experience.columns import SAMPLE_COLUMNS, read, sample_of
 from headrace.experience.header import GroupHeader, mask_of
 from headrace.experience.records.rollouts import Decode, kept_of, rollout_of
 from headrace.experience.sample import Group, SampleStatus
-from headrace.roles.actors.actor import TrainedRow, TrainedStep
+from headrace.roles.actors.trained_step import TrainedRow, TrainedStep
 from headrace.roles.context import RoleContext
 from headrace.runtime.refs import Ref, RefLost
 from headrace.store.rollouts import Rollout

@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace.experience.drops import NothingToTrain
 from headrace.experience.sample import GroupKey
+from headrace.observe.events import EventSink
 from headrace.roles.reissue import Blame, Losses, LostTime
 from headrace.runtime.at_start import anew_if_lost
 from headrace.runtime.protocol import Runtime, WaitTimeout
@@ -62,7 +63,7 @@ class RolloutSeats:
         self._engines: tuple[Sequence[Handle], Sequence[int]] | None = None
         """All of the policy's engines, and which of them serve nothing more, if that changed since they were made."""
         self.lost_time = LostTime(runtime.clock.now)
-        self.tell: Callable[[str, dict[str, Any]], None] = lambda kind, data: None
+        self.tell: EventSink = lambda kind, data: None
         workers.changed.listen(self._look)
 
     async def begin(self) -> None:

@@ -123,7 +123,7 @@ class SharedDevices:
                     self._awake = False  # if one is lost meanwhile, some are, and `train` is to wake them all
                     await together(model.sleep() for model in self._models)
             if self._pool.sleeps:
-                self._pool.rise()
+                self._pool.sleep.rise()
 
     async def _wake(self) -> bool:
         """False if somebody in `train` was to end before an evaluation had; the others may ask again behind it."""
@@ -132,7 +132,7 @@ class SharedDevices:
                 return True
             with self._context.activity.training(spent.CHANGES):
                 if not await self._engines_asleep(lambda: any(until() for until in self._asked)):
-                    self._pool.rise()
+                    self._pool.sleep.rise()
                     return False
                 await together(model.wake() for model in self._models)
             self._awake = True
@@ -143,6 +143,6 @@ class SharedDevices:
         context = self._context
         while True:
             try:
-                return await self._pool.lie_down(context.stall_timeout_s, until)
+                return await self._pool.sleep.lie_down(context.stall_timeout_s, until)
             except WaitTimeout as late:
                 context.report("waiting", {"role": NAME, "message": late.so_far})

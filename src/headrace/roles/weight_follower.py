@@ -34,10 +34,10 @@ class WeightFollowerRole:
         self._mode = mode
 
     async def run(self) -> None:
-        """For ever: the run ends it. Raises StoreError."""
+        """Until cancelled, as the run ends. Raises StoreError."""
         while True:
             self._pool.look()
-            self._pool.tell_what_is_left()
+            self._pool.events.tell_what_is_left()
             if self._pool.sleeps:
                 await self._wait()
             elif self._member.away:

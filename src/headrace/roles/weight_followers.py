@@ -24,7 +24,7 @@ class WeightFollowersRole:
         self._patience_s = patience_s
 
     async def run(self) -> None:
-        """For ever: the run ends it. The first follower that fails ends them all, and its error is raised."""
+        """Until cancelled, as the run ends. The first follower that fails ends them all, and its error is raised."""
         tasks: list[asyncio.Task[Any]] = []
         spawn = self._services.spawn
         try:

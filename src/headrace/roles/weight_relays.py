@@ -16,7 +16,7 @@ class WeightRelaysRole:
         self._relays = relays
 
     async def run(self) -> None:
-        """For ever: the run ends it."""
+        """Until cancelled, as the run ends."""
         context, relays = self._context, self._relays
         while True:
             due = relays.next_due()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from headrace import __version__
 from headrace.errors import HeadraceError
+from headrace.runtime.machine import boot_id, loopback_here
 from headrace.runtime.module_search import found_modules
 from headrace.runtime.process.site import site_parent, sweep
 
@@ -104,7 +105,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class NodeReport:
     """Of one node."""
 
     host: str
@@ -128,12 +129,12 @@ class Seen:
         return json.dumps(asdict(self))
 
     @classmethod
-    def parse(cls, text: str) -> Seen:
+    def parse(cls, text: str) -> NodeReport:
         told = json.loads(text)
         return cls(**{field.name: told[field.name] for field in fields(cls)})
 
 
-def look(asked: Asked) -> Seen:
+def look(asked: Asked) -> NodeReport:
     """Of the machine where this is called. What runs of this user left in its memory that are no more is removed
     first. Blocking."""
     found = {}
@@ -145,13 +146,13 @@ def look(asked: Asked) -> Seen:
     sweep()
     place = site_parent()
     room, number = shutil.disk_usage(place), os.stat(place).st_dev
-    return Seen(
+    return NodeReport(
         platform.node(),
         loopback_here(),
         versions(),
         found,
         found_modules(asked.modules, asked.search),
-        memory=f"{loopback_here().partition(' ')[0]} {number}",
+        memory=f"{boot_id()} {number}",
         place=str(place),
         free=room.free,
         used=room.used,
@@ -177,7 +178,7 @@ def require_same(host: str, there: Mapping[str, str], here: Mapping[str, str]) -
             )
 
 
-def require(node: str, seen: Seen, needs: Needs, workers: Sequence[str]) -> None:
+def require(node: str, seen: NodeReport, needs: Needs, workers: Sequence[str]) -> None:
     """`node`: for people. `workers`: those that are to be there. Raises NodeUnfit, with the mend."""
     require_same(f"{node} on {seen.host}", seen.versions, versions())
     for each in needs.files:
@@ -196,7 +197,7 @@ def require(node: str, seen: Seen, needs: Needs, workers: Sequence[str]) -> None
             )
 
 
-def require_shared(names: Mapping[str, str], seen: Mapping[str, Seen], needed: Mapping[str, int]) -> None:
+def require_shared(names: Mapping[str, str], seen: Mapping[str, NodeReport], needed: Mapping[str, int]) -> None:
     """`needed`: bytes by node; those of nodes that share their memory add up. `names`: for people. Raises NodeUnfit,
     with how to have more."""
     sums: dict[str, int] = {}
@@ -239,13 +240,3 @@ def require_met(machines: Mapping[str, str], home: str) -> None:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def loopback_here() -> str:
-    """Whose processes reach each other on loopback: the start of the machine, and its network namespace, since
-    containers may have one each. Empty where the system does not tell."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
-    except OSError:
-        return ""

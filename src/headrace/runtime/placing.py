@@ -26,8 +26,8 @@ def kind_of(worker: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Of one worker."""
+class Claim:
+    """What one worker takes of its node."""
 
     worker: str
     """As engine/0."""
@@ -38,24 +38,24 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    seats: tuple[Seat, ...]
+    claims: tuple[Claim, ...]
 
     @property
     def devices(self) -> float:
         """Those that its workers share."""
-        return max(seat.devices for seat in self.seats)
+        return max(claim.devices for claim in self.claims)
 
     @property
     def cpus(self) -> float:
-        return sum(seat.cpus for seat in self.seats)
+        return sum(claim.cpus for claim in self.claims)
 
     @property
     def workers(self) -> tuple[str, ...]:
-        return tuple(seat.worker for seat in self.seats)
+        return tuple(claim.worker for claim in self.claims)
 
     def share(self, worker: str) -> float:
         """Of the bundle's devices, for Ray to count: all of it to a worker alone, as much to each of several."""
-        users = [seat.worker for seat in self.seats if seat.devices]
+        users = [claim.worker for claim in self.claims if claim.devices]
         if worker not in users:
             return 0.0
         return self.devices if len(users) == 1 else int(self.devices / len(users) / _GRAIN) * _GRAIN
@@ -87,8 +87,8 @@ class Teams:
         more = self.one_more.get(kind_of(worker))
         if more is None:
             return None
-        ((seat,),) = (bundle.seats for bundle in more.bundles)
-        return Team((Bundle((Seat(worker, seat.devices, seat.cpus),)),), more.spread)
+        ((claim,),) = (bundle.claims for bundle in more.bundles)
+        return Team((Bundle((Claim(worker, claim.devices, claim.cpus),)),), more.spread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,10 +302,10 @@ class _Left:
 def _shortage(
     bundle: Bundle, left: Sequence[tuple[float, float]], teams: Sequence[Team], nodes: Sequence[Node], device: str
 ) -> str:
-    asked: dict[str, list[Seat]] = {}
-    for seat in (seat for team in teams for each in team.bundles for seat in each.seats):
-        asked.setdefault(kind_of(seat.worker), []).append(seat)
-    roles = "; ".join(f"{role} {len(seats)} x ({amount(seats[0], device)})" for role, seats in asked.items())
+    asked: dict[str, list[Claim]] = {}
+    for claim in (claim for team in teams for each in team.bundles for claim in each.claims):
+        asked.setdefault(kind_of(claim.worker), []).append(claim)
+    roles = "; ".join(f"{role} {len(claims)} x ({amount(claims[0], device)})" for role, claims in asked.items())
     have = "; ".join(
         f"{node.name} {sum(node.devices):g} {device} and {node.cpus:g} CPU, of which {devices:g} and {cpus:g} are left"
         for node, (devices, cpus) in zip(nodes, left, strict=True)
@@ -319,6 +319,6 @@ def _shortage(
     )
 
 
-def amount(seat: Seat, device: str) -> str:
+def amount(claim: Claim, device: str) -> str:
     """As `0.5 GPU, 1 CPU`."""
-    return f"{seat.devices:g} {device}, {seat.cpus:g} CPU" if seat.devices else f"{seat.cpus:g} CPU"
+    return f"{claim.devices:g} {device}, {claim.cpus:g} CPU" if claim.devices else f"{claim.cpus:g} CPU"

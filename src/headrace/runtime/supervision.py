@@ -1,9 +1,9 @@
-"""What is done after a failure: a pure function of a policy and of how often it failed in a row.
+"""What is done after a failure: a pure function of a policy, and of the number of failures in a row.
 
-A policy is a ladder: so many failures are answered by one measure, the next ones by a stronger one, and whatever comes
-after its last rung stops the run, with the reason and a checkpoint. Progress (a token, a swap, a group, a commit; what
-counts is said with each policy) begins the count anew. Nothing is tried again without a pause, which grows with every
-failure on a rung.
+A policy is a ladder. Each rung answers so many failures by one measure, the next rung those that follow by a stronger
+one; a failure beyond the last rung stops the run, with the reason and a checkpoint. Progress sets the count back to 0:
+what counts as progress (a token, a swap, a group, a commit) is said with each policy. Nothing is tried again without a
+pause, which doubles with every failure on a rung.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
 
 class Measure(StrEnum):
     AGAIN = "again"
-    """The same is tried again; what failed is left as it is."""
+    """The same is tried again, by the same part."""
     RESTART = "restart"
-    """It is made anew in its place."""
+    """The part is made anew in its place."""
     FROM_COMMIT = "from_commit"
     """All goes on from the last commit."""
     STOP = "stop"
-    """The run ends, with the reason and a checkpoint. Of several that do the same: this one is given up."""
+    """The run ends, with the reason and a checkpoint. A part that others can stand in for, as an engine, is given up
+    instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
     measure: Measure
     failures: int | None = None
-    """In a row, that it answers; None: all that come."""
+    """How many in a row it answers; None: all that follow."""
 
 
 Policy = tuple[Rung, ...]
@@ -43,28 +44,28 @@ class Next:
 
 
 START: Policy = (Rung(Measure.RESTART, 2),)
-"""Losses of a worker before the run is under way: one that is lost at each start will be again."""
+"""Losses of a worker before the run is under way. Few: one that is lost at each start will be lost at the next."""
 ENGINE: Policy = (Rung(Measure.RESTART, 4),)
-"""Deaths, without a token between: an engine that dies so often is gone."""
+"""Deaths without a token between them. An engine that dies more often is given up."""
 SWAP: Policy = (Rung(Measure.AGAIN, 2), Rung(Measure.RESTART))
-"""Swaps that failed, without one that went well between. How long a run bears with it, the engine watch decides."""
+"""Failed swaps without a good one between them. When a run must end for it is the engine watch's to decide."""
 RETURN: Policy = (Rung(Measure.RESTART),)
-"""Attempts at building an engine anew. The engine watch decides here too."""
+"""Attempts at making an engine anew. When a run must end for it is the engine watch's to decide, too."""
 ROLLOUT_WORKER: Policy = (Rung(Measure.RESTART, 7),)
-"""Losses, without a group that it finished between; see `roles/reissue.py` for which count."""
+"""Losses without a group finished between them; `roles/reissue.py` says which of them count."""
 FUNCTIONS: Policy = (Rung(Measure.RESTART, 7),)
-"""Losses of the functions worker, without an answer between."""
+"""Losses of the functions worker without an answer between them."""
 SCORER: Policy = (Rung(Measure.RESTART, 7),)
-"""Losses of a model that only scores, without an answer between."""
+"""Losses of a model that only scores, without an answer between them."""
 TRAINER: Policy = (Rung(Measure.FROM_COMMIT, 3),)
-"""Losses, without a commit between."""
+"""Losses of a trainer without a commit between them."""
 
 BATCH: Policy = (Rung(Measure.AGAIN, 7),)
-"""Times that a batch began, and columns were gone, without another batch between."""
+"""Times that columns of one batch were found to be lost, so that it was begun again."""
 
 
 def after_failure(policy: Policy, failures: int) -> Next:
-    """After so many failures in a row, at least 1."""
+    """`failures`: in a row, this one included. Raises ValueError for fewer than 1."""
     if failures < 1:
         raise ValueError(f"{failures} failures: nothing has failed")
     before = 0
@@ -76,26 +77,26 @@ def after_failure(policy: Policy, failures: int) -> Next:
 
 
 def pause_after(failures: int) -> float:
-    """Seconds before what failed so often in a row is tried again."""
+    """Seconds before the next attempt, after so many failures in a row."""
     return float(min(FIRST_PAUSE_S * 2 ** min(max(failures - 1, 0), 32), LONGEST_PAUSE_S))
 
 
 class Restarts:
-    """When what is made anew in its place is so too often, by role: a role that was restarted `most` times within
-    `window_s`, or in a row without progress, is the `most`-th time not healed, but all goes on from the last commit.
-    That is too often once it comes again within `window_s`, or without a commit since: the run stops."""
+    """Escalates restarts that come too often, role by role. The `most`-th failure of a role within `window_s`, or in a
+    row without a batch trained between them, is no longer answered by a restart of the role: all goes on from the last
+    commit. Where that is due once more within `window_s`, or before another commit, the run stops."""
 
     def __init__(self, most: int, window_s: float) -> None:
         self.most = most
         self.window_s = window_s
         self._restarts: dict[str, list[tuple[float, int]]] = {}
-        """Of each role those since all went on from a commit: when, and how far the run was."""
+        """Of each role those since all last went on from a commit: when (seconds), and after how many batches."""
         self._from_commit: tuple[float, int] | None = None
-        """When all did last, and the commit."""
+        """When all last went on from a commit (seconds), and from which."""
 
     def after(self, role: str, now: float, *, batches: int, committed: int) -> Measure:
-        """The role has failed, at `now`, in seconds. `batches`: that the run has trained, its progress. `committed`:
-        the number of its last commit."""
+        """How the failure of `role` at `now`, in seconds, is answered. `batches`: how many the run has trained, its
+        progress. `committed`: the number of its last commit."""
         known = self._restarts.setdefault(role, [])
         known[:] = [(at, then) for at, then in known if now - at < self.window_s or then == batches]
         known.append((now, batches))

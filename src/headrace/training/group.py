@@ -35,8 +35,8 @@ class TrainerGroup:
     def __init__(
         self, name: str, ranks: Ranks, receiver: tuple[str, str] | None = None, *, max_tokens: int = 1
     ) -> None:
-        """`name`: of its kind of worker, and their lane. `receiver`: transport and address of its weights.
-        `max_tokens`: of a micro-batch of one of several ranks."""
+        """`name`: of its kind of worker, and of their lane. `receiver`: transport and address by which its weights
+        leave. `max_tokens`: the most in a micro-batch, where there are several ranks."""
         self.name = name
         self._ranks = ranks
         self._receiver = receiver
@@ -45,21 +45,21 @@ class TrainerGroup:
         self._loads = Loads(ranks.layout.dp)
         """Since the last step: in streaming accumulation a batch comes in many calls."""
         self._held: list[tuple[int, int]] = []
-        """Of each row of the batch that is held the rank that has it, and its place there."""
+        """Where each row of the batch is, while ranks hold it: the part of the data, and its place there."""
         self._lengths: list[int] = []
-        """Of the same rows."""
+        """Of the same rows, in tokens."""
         self._relays: Relays | None = None
         self._moved: Callable[[], Awaitable[None]] | None = None
         self._steps = self._settled = 0
-        """Made by all since they were made or told where to go on; and at the last `settled`."""
+        """Optimiser steps since the ranks were made, or loaded a checkpoint: now, and at the last `settled`."""
         self._between = False
-        """Some of a batch's several steps are perhaps made, and what goes with weights is as before the first."""
+        """Within the several steps of a batch: ranks remember what it began with."""
         self._takers: Sequence[int] = ()
-        """Ranks that took what is to be written."""
+        """Ranks that have taken a part of the checkpoint, and are to write it."""
 
     @classmethod
     async def of(cls, name: str, ranks: Ranks, max_tokens: int = 1) -> TrainerGroup:
-        """With ranks that are there."""
+        """Of ranks that have come together."""
         transport, address = await ranks.call("plane", what="where its weights are")
         return cls(name, ranks, (transport, address), max_tokens=max_tokens)
 
@@ -74,28 +74,28 @@ class TrainerGroup:
 
     @property
     def has_replicas(self) -> bool:
-        """Which can heal each other."""
-        return self._layout.copies > 1
+        """Whether one can heal another."""
+        return self._layout.model_replicas > 1
 
     async def is_whole(self, *, stepped: bool) -> bool:
-        """Whether a replica is left, and all that are have the state of the last batch that was settled, or remember
-        it between the steps of the next one; or, `stepped`, have that of the batch behind it of which all steps are
-        made; beside gradients. Raises WorkerLost."""
-        ranks = [rank for copy in self._ranks.whole for rank in self._layout.members(copy)]
+        """Whether a replica is left, and all that are left can have one state. `stepped`: that behind all steps of the
+        batch at hand, which is not settled yet; else that of the last batch that was settled, which they still have, or
+        remember between the steps of the next one. Gradients do not count. Raises WorkerLost."""
+        ranks = [rank for replica in self._ranks.whole for rank in self._layout.members(replica)]
         reached = await self._ranks.each("reaches", dict.fromkeys(ranks, ()), what="the steps that they made")
         wanted = self._steps if stepped else self._settled
         return bool(ranks) and all(wanted in (had if self._between else had[:1]) for had in reached.values())
 
     async def heal(self, *, stepped: bool) -> list[str]:
-        """Have the state of which it `is_whole`, and make replicas that have lost a rank anew, with it. Whoever is
-        there stays, and forgets its gradients; who receives weights follows. The names of the workers that were made
-        anew. Raises WorkerLost."""
+        """Bring all to the state that `is_whole` asks for: replicas that have lost a rank are made anew, and given it;
+        the others stay, and forget their gradients. Receivers of weights follow. Returns the names of the workers that
+        were made anew. Raises WorkerLost."""
         whole, steps = self._ranks.whole, self._steps if stepped else self._settled
         await self.discard()
-        ranks = [rank for copy in whole for rank in self._layout.members(copy)]
+        ranks = [rank for replica in whole for rank in self._layout.members(replica)]
         await self._ranks.each("recall", dict.fromkeys(ranks, (steps,)), what="what the batch began with")
         self._steps, self._between = steps, False
-        broken = [copy for copy in range(self._layout.copies) if copy not in whole]
+        broken = [replica for replica in range(self._layout.model_replicas) if replica not in whole]
         if not broken:
             return []
         assert isinstance(self._ranks, RankWorkers), f"the {self.name} is no worker"
@@ -170,8 +170,8 @@ class TrainerGroup:
         return [told[part][number] if told[part] else None for part, number in held]
 
     async def remember(self) -> None:
-        """Before the first of several steps on a batch: where another replica may have to give one that is made anew
-        what the batch began with."""
+        """To be called before the first of several steps on a batch. Where there are replicas, each keeps the state
+        that the batch begins with, to give it to one that is made anew meanwhile."""
         if self.has_replicas:
             await self._all("remember", what="a copy of what a batch begins with")
             self._between = True
@@ -182,7 +182,7 @@ class TrainerGroup:
         self._loads.forget()
         if self._layout.size > 1:
             await self._ranks.each("add_up", every, what="what all ranks have of an optimiser step")
-        # Nobody needs anybody for the rest of it: all that are left make it, or, if one was lost before, none has.
+        # For the rest no rank needs another: all that are left make the step. If one was lost before, none has.
         reports = await self._ranks.answered("step", every, what="an optimiser step")
         self._steps += 1
         report: StepReport = next(iter(reports.values()))
@@ -193,7 +193,7 @@ class TrainerGroup:
         return sum((await self._all("rate", what="how fast its device is")).values())
 
     def settled(self) -> None:
-        """A batch is trained and recorded: a commit may hold what its ranks have now."""
+        """A batch is trained and recorded: what the ranks have now may be committed."""
         self._settled = self._steps
 
     async def sleep(self) -> None:
@@ -240,19 +240,20 @@ class TrainerGroup:
         return found
 
     def goes_on(self, relays: Relays, moved: Callable[[], Awaitable[None]]) -> None:
-        """Its versions leave over relays too. `moved` is called when it was made anew, perhaps elsewhere."""
+        """From now on its versions leave over relays, too. `moved` is awaited when its first rank is made anew,
+        perhaps on another machine."""
         self._relays, self._moved = relays, moved
 
     async def send(self) -> Departure:
-        """Have the copy received from now on, near all that can be reached. The trainer may go on meanwhile. Raises
-        WeightError."""
+        """Make the copy of `snapshot` the newest version that receivers find, and have relays carry it. The trainer may
+        go on meanwhile. Raises WeightError."""
         size, seconds = await self._call("send", what="weights on their way")
         if self._relays is not None:
             await self._relays.carry(self.plane()[1])
         return Departure("memory" if self._receiver is None else self._receiver[0], size, seconds)
 
     async def publish(self, version: Version) -> None:
-        """Both moves at once."""
+        """`snapshot`, and `send`. Raises WeightError."""
         await self.snapshot(version)
         await self.send()
 
@@ -315,13 +316,13 @@ class TrainerGroup:
         return self._layout.size == 1
 
     def _by_rank(self, parts: Sequence[Sequence[Sequence[int]]]) -> dict[int, Sequence[Sequence[int]]]:
-        """What each rank passes over. Where passes are joint all of a replica make as many, the last ones perhaps over
-        nothing."""
+        """The micro-batches of each rank. Where passes are joint, all ranks of a replica make as many: those that have
+        fewer end with empty ones."""
         if not self._layout.joint:
             return {rank: part for rank, part in enumerate(parts) if part}
         found: dict[int, Sequence[Sequence[int]]] = {}
-        for copy in range(self._layout.copies):
-            own = {rank: parts[self._layout.place(rank).dp] for rank in self._layout.members(copy)}
+        for replica in range(self._layout.model_replicas):
+            own = {rank: parts[self._layout.place(rank).dp] for rank in self._layout.members(replica)}
             most = max(map(len, own.values()))
             if most:
                 found |= {rank: [*part, *([[]] * (most - len(part)))] for rank, part in own.items()}
@@ -349,11 +350,12 @@ class TrainerGroup:
         return await self._ranks.each(method, dict.fromkeys(range(self._layout.size), args), what=what)
 
     async def _jointly(self, method: str, *args: Any, what: str) -> Any:
-        """What the first rank answers; asked of the others of its replica too: each has a part of what it is about."""
+        """Ask all ranks of the first replica, each of which has a part of the model. Returns the first one's answer."""
         return (await self._ranks.each(method, dict.fromkeys(self._layout.members(0), args), what=what))[0]
 
     async def _written(self, opened: Opened, seal: str) -> Any:
-        """By each rank of the first replica what it has; then the first is told to `seal` it. Raises WeightError."""
+        """Have each rank of the first replica write what it has, and then the first one `seal` it; returns what that
+        answers. Raises WeightError."""
         own = dict.fromkeys(self._layout.members(0), (opened,))
         written = await self._ranks.each("write_part", own, what="its part of the weights")
         return await self._call(seal, sum(written.values()), what="a copy of the weights")

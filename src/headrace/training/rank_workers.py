@@ -28,7 +28,7 @@ _LOST_S = 20.0
 _ERRORS: dict[str, type[Exception]] = {
     each.__name__: each for each in (CheckpointError, ConfigError, OSError, PieceError, StalenessError, WeightError)
 }
-"""What a rank in another process raises, and the caller is to be told as it is."""
+"""Errors of a rank in another process that are raised again under their own class; others are WorkerError."""
 
 
 class Ranks(Protocol):
@@ -40,25 +40,25 @@ class Ranks(Protocol):
 
     @property
     def left(self) -> Sequence[int]:
-        """Those that are not lost."""
+        """Ranks that are not lost."""
 
     @property
     def whole(self) -> Sequence[int]:
         """Replicas of which no rank is lost."""
 
     async def call(self, method: str, *args: Any, what: str) -> Any:
-        """What `method` of the first one's `TrainerRank` answers."""
+        """The answer of `method` of the first rank's `TrainerRank`."""
 
     async def each(self, method: str, args: Mapping[int, Sequence[Any]], *, what: str) -> dict[int, Any]:
-        """What those answer that have arguments, by rank; they compute at the same time."""
+        """Call `method` on the ranks in `args`, on all at once. Their answers, by rank."""
 
     async def answered(self, method: str, args: Mapping[int, Sequence[Any]], *, what: str) -> dict[int, Any]:
-        """As `each`, of replicas that are whole, for what each does without the others."""
+        """As `each`, for what a replica does without the others: the answers of those that lose no rank in it."""
 
 
 def who_saves(ranks: Ranks) -> Sequence[int]:
-    """Those of the first replica that is whole, or of the first, whose loss is told then: a checkpoint that nobody
-    writes would be taken for one."""
+    """The ranks of the first replica that is whole. Where none is, those of the first one, whose loss is raised then: a
+    checkpoint that nobody writes would pass for one."""
     return ranks.layout.members((*ranks.whole, 0)[0])
 
 
@@ -89,10 +89,10 @@ class RankHere:
 
 
 class RankWorkers:
-    """Ranks that are workers. What one raises in this process is raised as it is.
+    """Ranks that are workers. The exception of one in this process is raised as it is.
 
-    Ranks that cut the model up pass over it together: where one of them is lost, the others of its replica are of no
-    use, and are ended. What other replicas are at they end, and are there still."""
+    Where a replica is several ranks, each with a part of the model, they make every pass together: once one of them is
+    lost, the others of its replica are of no use, and are ended. Other replicas finish what they are at, and stay."""
 
     def __init__(
         self,
@@ -104,9 +104,9 @@ class RankWorkers:
         host: str = LOOPBACK,
         trains: bool = True,
     ) -> None:
-        """Not together yet. `seconds`: that a rank may be later than another. `host`: an address on the network of
-        their machines, over which they speak where they are on several; on one it is loopback. `trains`: else they only
-        score, and replicas tell each other nothing."""
+        """Nothing is to be asked of them before `come_together`. `seconds`: how long one waits for another. `host`: an
+        address on the network of their machines, over which they speak where they are on several; on one they use
+        loopback. `trains`: False where they only score, and replicas exchange nothing."""
         self.layout = layout
         self._trains = trains
         self._workers = workers
@@ -114,14 +114,14 @@ class RankWorkers:
         self._seconds = seconds
         self._host = host
         self._ended: dict[int, WorkerLost] = {}
-        """Those that were ended because of another, and its loss."""
+        """Ranks that were ended because another was lost, each with the loss of that one."""
         self._strangers: set[int] = set()
-        """Replicas whose ranks were made, and have not come together."""
+        """Replicas that are made anew, whose ranks have not come together yet."""
         self._turn = asyncio.Lock()
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the workers."""
+        """Those of the workers, by rank."""
         return [handle.worker for handle in self._workers.handles]
 
     @property
@@ -133,40 +133,41 @@ class RankWorkers:
     def whole(self) -> Sequence[int]:
         """See `Ranks.whole`."""
         lost = {self.layout.within(rank)[0] for rank in self._workers.lost}
-        return [copy for copy in range(self.layout.copies) if copy not in lost]
+        return [replica for replica in range(self.layout.model_replicas) if replica not in lost]
 
-    async def come_together(self, copies: Sequence[int] | None = None) -> None:
-        """They have one model from now on. `copies`: the replicas that are new; all unless given. Raises
-        WorkerLost."""
+    async def come_together(self, replicas: Sequence[int] | None = None) -> None:
+        """Have the ranks of a replica find each other, and the replicas too. `replicas`: those whose ranks are
+        new; all unless given. Raises WorkerLost."""
         layout = self.layout
         if layout.joint:
-            await together(self._come_together(copy) for copy in (range(layout.copies) if copies is None else copies))
-        if layout.copies > 1 and self._trains:
+            new = range(layout.model_replicas) if replicas is None else replicas
+            await together(self._come_together(replica) for replica in new)
+        if layout.model_replicas > 1 and self._trains:
             at = await self._meeting_of(range(layout.size))
             told = {rank: (layout.within(rank)[0], at, self._seconds) for rank in range(layout.size)}
             await self.each("pair", told, what="the replicas to find each other")
 
     async def restart_broken(self) -> None:
-        """Make replicas anew of which a rank is lost, or that did not come together. Raises WorkerLost."""
+        """Make each replica anew that has lost a rank, or has not come together. Raises WorkerLost."""
         async with self.in_turn():
             whole = set(self.whole) - self._strangers
-            await self.restart([copy for copy in range(self.layout.copies) if copy not in whole])
+            await self.restart([replica for replica in range(self.layout.model_replicas) if replica not in whole])
 
     @asynccontextmanager
     async def in_turn(self) -> AsyncIterator[None]:
-        """Where ranks cut the model up, one at a time has them pass over it, or makes them anew: they would begin the
-        passes of two in different orders, and wait for each other."""
+        """Meanwhile nobody else has ranks make passes, or makes them anew, where several of them make each together:
+        asked by two callers, they would begin two passes in different orders, and wait for each other."""
         if not self.layout.joint:
             yield
             return
         async with self._turn:
             yield
 
-    async def restart(self, copies: Sequence[int] | None = None) -> list[str]:
-        """Make these replicas anew from their specs; all unless given. The names of their workers. Raises
+    async def restart(self, replicas: Sequence[int] | None = None) -> list[str]:
+        """Make these replicas anew from their specs; all unless given. Returns the names of their workers. Raises
         WorkerLost."""
-        those = range(self.layout.copies) if copies is None else copies
-        ranks = [rank for copy in those for rank in self.layout.members(copy)]
+        those = range(self.layout.model_replicas) if replicas is None else replicas
+        ranks = [rank for replica in those for rank in self.layout.members(replica)]
         self._strangers.update(those)
         await together(self._workers.restart(rank) for rank in ranks)
         for rank in ranks:
@@ -180,8 +181,8 @@ class RankWorkers:
         return (await self.each(method, {0: args}, what=what))[0]
 
     async def each(self, method: str, args: Mapping[int, Sequence[Any]], *, what: str) -> dict[int, Any]:
-        """See `Ranks.each`. Raises WorkerLost, of the one that was lost first: also where others only say that one does
-        not answer them."""
+        """See `Ranks.each`. Raises the WorkerLost of the rank that was lost first, also where others only report that
+        one does not answer them."""
         found = await self._outcomes(method, args, what)
         for outcome in found.values():
             if isinstance(outcome, WorkerLost):
@@ -197,14 +198,14 @@ class RankWorkers:
             raise next(iter(lost.values()))
         return there
 
-    async def _come_together(self, copy: int) -> None:
-        members = self.layout.members(copy)
+    async def _come_together(self, replica: int) -> None:
+        members = self.layout.members(replica)
         at, heads = await self._meeting_of(members), self.layout.heads
         told = {rank: (place, at, self._seconds, rank in heads) for place, rank in enumerate(members)}
         await self.each("come_together", told, what="the ranks to come together")
 
     async def _meeting_of(self, ranks: Sequence[int]) -> At:
-        """Where these find the first of them."""
+        """The address at which the first of these ranks waits for the others."""
         host, first = LOOPBACK, ranks[0]
         if not is_loopback(self._host):
             seen = await self.each("sees", dict.fromkeys(ranks, ()), what="where it is")
@@ -214,8 +215,9 @@ class RankWorkers:
         return at
 
     async def _outcomes(self, method: str, args: Mapping[int, Sequence[Any]], what: str) -> dict[int, Any]:
-        """What each answers, or the loss that keeps one from it. Of several all have ended: what they do together none
-        leaves alone, also where the caller is cancelled. Raises what else one raises."""
+        """Of each rank its answer, or the loss that kept it from one; other errors are raised. Of several ranks all
+        have ended when this returns, also where the caller is cancelled: none leaves the others alone in a joint
+        pass."""
         asked = [self._outcome(rank, method, given, what) for rank, given in args.items()]
         if self.layout.size > 1:
             asked = [to_the_end(each) for each in asked]
@@ -243,7 +245,7 @@ class RankWorkers:
             raise
 
     async def _end_with(self, rank: int, loss: WorkerLost) -> None:
-        """The others of its replica, where they pass together: some may be waiting for it, and would for long."""
+        """End the others of its replica, where they make passes together: some may wait for it until a deadline."""
         if not self.layout.joint:
             return
         for mate in self.layout.members(self.layout.within(rank)[0]):
@@ -260,4 +262,4 @@ class RankWorkers:
                 if error.type in _ERRORS:
                     raise _ERRORS[error.type](error.text) from error
                 raise
-        raise own  # not while the other is handled: each would come of the other
+        raise own  # outside of `except`: else each would be the context of the other

@@ -25,12 +25,12 @@ from headrace.weights.addresses import LOOPBACK, own_address
 from headrace.weights.gloo import gloo_group, listening_store
 
 _BUCKET = 1 << 24
-"""Numbers that travel at once: 64 MiB of float32."""
+"""Elements that travel at once: 64 MiB of float32."""
 
 
 _ARRIVE_S = 25.0
-"""In which all are there, who were told at once: gloo itself would wait for one that has died as long as for any
-operation."""
+"""In which all have to arrive, since all are told to at the same moment. (gloo itself would wait for one that has died
+as long as for any operation.)"""
 
 
 At = tuple[str, int]
@@ -38,11 +38,11 @@ At = tuple[str, int]
 
 
 class Meeting:
-    """Where ranks find each other; the first one's."""
+    """Where ranks find each other: a store that the first of them opens, and keeps."""
 
     def __init__(self, seconds: float, host: str = LOOPBACK) -> None:
-        """`seconds`: in which all have to be there. `host`: an address on the network that they speak over: it is at
-        this machine's own there. Raises ConfigError."""
+        """`seconds`: in which all have to be there. `host`: an address on the network that they speak over; the store
+        listens at this machine's own address on it. Raises ConfigError."""
         try:
             own = own_address(host)
             self.store, port = listening_store(own, seconds)
@@ -55,18 +55,18 @@ class Meeting:
 
 
 class MeetingPlace:
-    """Of one rank: its own meeting, once, where it has opened one; else where it is told."""
+    """What one rank knows of the next meeting: its own, if it has opened one; else the address that it is told."""
 
     def __init__(self) -> None:
         self._own: Meeting | None = None
 
     def open(self, seconds: float, host: str) -> At:
-        """As the first of some ranks: where the others find it. See `Meeting`. Raises ConfigError."""
+        """Open one, as the first of some ranks; returns where the others find it. See `Meeting`. Raises ConfigError."""
         self._own = Meeting(seconds, host)
         return self._own.at
 
     def of(self, at: At) -> Meeting | At:
-        """Which is at `at`."""
+        """The one at `at`: this rank's own is given out once."""
         own, self._own = self._own, None
         return at if own is None else own
 
@@ -81,14 +81,15 @@ def come_to(meeting: Meeting | At, seconds: float) -> tuple[TCPStore, str]:
 
 
 class Replicas:
-    """One rank of one replica. Everything here is done by all that have this part, in one order.
+    """One rank of one replica. Every method is a collective: all ranks that have this part call the same ones, in the
+    same order.
 
-    Who fails in it leaves at once (RuntimeError): its connections end, so that those who wait for it, or for
-    another that does, hear of it at once."""
+    A rank that fails in one leaves (RuntimeError): its connections end, so that those who wait for it, or for another
+    that waits for it, hear of it at once."""
 
     def __init__(self, replica: int, size: int, meeting: Meeting | At, seconds: float, *, part: int = 0) -> None:
-        """Once all `size` are there. `part`: of the model, which this rank has. `seconds`: that one may be later than
-        another. Raises RuntimeError."""
+        """Returns once all `size` are there. `part`: which one of the model this rank has. `seconds`: how long one
+        waits for another. Raises RuntimeError."""
         self.replica = replica
         self.size = size
         self._store, own = come_to(meeting, seconds)
@@ -97,7 +98,7 @@ class Replicas:
         self._group: Any = gloo_group(of_part, replica, size, own, seconds)
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
-        """Give each of these, float32, the sum of all replicas': the same bits in all."""
+        """Replace each of these, float32, by its sum over all replicas: the same bits in each of them."""
 
         def summed(flat: Tensor) -> None:
             self._group.reduce(flat, 0).wait()
@@ -107,24 +108,24 @@ class Replicas:
             _in_buckets(tensors, summed)
 
     def of_first(self, value: float) -> float:
-        """The first replica's."""
+        """The first replica's `value`, in all."""
         told = torch.tensor([value], dtype=torch.float64)
         with self._leaving():
             self._group.broadcast(told, 0).wait()
         return float(told)
 
     def tell(self, tensors: Iterable[Tensor], replica: int) -> None:
-        """Give all the tensors of this one, in their place."""
+        """Overwrite the tensors of all replicas with those of this one."""
         with self._leaving():
             _in_buckets(tensors, lambda flat: self._group.broadcast(flat, replica).wait())
 
     def merged(self, sums: BatchSums) -> BatchSums:
-        """Those of all replicas."""
+        """The sums over all replicas."""
         with self._leaving():
             return merged(gathered(self._group, self.size, plain(sums)))
 
     def leave(self) -> None:
-        """Its connections end."""
+        """End its connections; it takes part in nothing any more."""
         self._group = None
 
     @contextmanager
@@ -139,15 +140,15 @@ class Replicas:
 
 
 def _arrive(store: PrefixStore, replica: int, size: int, seconds: float) -> None:
-    """Once all are there. Raises RuntimeError."""
+    """Returns once all are there. Raises RuntimeError."""
     store.set(f"arrived/{replica}", "")
     store.wait([f"arrived/{each}" for each in range(size)], timedelta(seconds=seconds))
 
 
 @torch.no_grad()
 def _in_buckets(tensors: Iterable[Tensor], use: Callable[[Tensor], object]) -> None:
-    """Has `use` work in place on all numbers of the tensors: of large ones in parts, of small ones of a dtype several
-    together. In the host's memory: gloo adds up nothing on a device."""
+    """Call `use` on all elements of the tensors, flat, to be changed in place: large tensors in parts, small ones of
+    one dtype several at once. In the host's memory: gloo adds up nothing on a device."""
     waiting: list[Tensor] = []
 
     def flush() -> None:

@@ -48,7 +48,7 @@ class SharedModel:
         of one that is `joint` nothing is to be asked before `join`. `max_tokens`: of a micro-batch of one of them.
         `source`: of a `model` without memory: each rank reads its part there when they `join`."""
         self._model = model.eval().requires_grad_(False)
-        self._layout = layout.of_copy
+        self._layout = layout.of_replica
         self._max_tokens = max_tokens
         self._source = source
         self._dtype = model.dtype

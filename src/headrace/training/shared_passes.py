@@ -14,14 +14,14 @@ from headrace.training.shares import shares
 
 T = TypeVar("T")
 Parts = Sequence[Sequence[Sequence[int]]]
-"""Of each part of the data its micro-batches, each of the places of its rows."""
+"""By part of the data, its micro-batches: each has the places of its rows among all."""
 
 
 class SharedPasses:
-    """Each sample is whole, and about as many tokens are each part's."""
+    """Each row is in one part of the data, whole; parts have about as many tokens each."""
 
     def __init__(self, ranks: Ranks, max_tokens: int) -> None:
-        """`max_tokens`: of a micro-batch of one of several ranks."""
+        """`max_tokens`: the most in a micro-batch, where there are several ranks."""
         self._ranks = ranks
         self._max_tokens = max_tokens
 
@@ -30,7 +30,8 @@ class SharedPasses:
         return self._ranks.layout
 
     def parts(self, lengths: Sequence[int], had: Sequence[int] | None = None) -> list[list[list[int]]]:
-        """Of rows of these lengths. One rank alone has them all in one micro-batch. `had`: see `shares`."""
+        """How rows of these `lengths`, in tokens, are shared. One rank alone has all in one micro-batch. `had`: see
+        `shares`."""
         if self._layout.size == 1:
             return [[[*range(len(lengths))]]]
         return shares(lengths, self._layout.dp, self._max_tokens, had)
@@ -44,9 +45,10 @@ class SharedPasses:
         *,
         left: Callable[[Any], None] = lambda answer: None,
     ) -> dict[int, list[Any]]:
-        """What each rank answers to the calls of its part of the data, one after another. Where passes are joint, all
-        ranks of a replica make as many: one that has no more is given `nothing`. `left` is called with each answer that
-        came where another rank failed."""
+        """Call `method` on each rank once for each of the arguments `given` to its part of the data, one call after
+        another; returns the answers by rank. Where passes are joint, all ranks of a replica make as many calls: one
+        that has no more is given `nothing`. Where a rank fails, its error is raised, and `left` is called with each
+        answer that others gave."""
         found: dict[int, list[Any]] = {rank: [] for rank in range(self._layout.size)}
         failed = False
 
@@ -66,16 +68,16 @@ class SharedPasses:
             for arguments in given[rank]:
                 await each({rank: arguments})
 
-        async def of_copy(copy: int) -> None:
-            own = {rank: given[self._layout.place(rank).dp] for rank in self._layout.members(copy)}
+        async def of_replica(replica: int) -> None:
+            own = {rank: given[self._layout.place(rank).dp] for rank in self._layout.members(replica)}
             for number in range(max(map(len, own.values()))):
                 await each({rank: part[number] if number < len(part) else nothing for rank, part in own.items()})
 
         if self._layout.joint:
-            asked = [of_copy(copy) for copy in range(self._layout.copies)]
+            asked = [of_replica(replica) for replica in range(self._layout.model_replicas)]
         else:
             asked = [of_rank(rank) for rank, part in enumerate(given) if part]
-        # Each to its end: what one was given by a pass beside another's failure would be nobody's.
+        # All to their end: else nobody would have the answers that come after another's failure.
         outcomes = await asyncio.gather(*asked, return_exceptions=True)
         if (failure := next((one for one in outcomes if one is not None), None)) is not None:
             for answer in (answer for answers in found.values() for answer in answers):
@@ -84,7 +86,7 @@ class SharedPasses:
         return found
 
     def in_order(self, parts: Parts, answers: Mapping[int, Sequence[Sequence[Any]]], rows: int) -> list[Any]:
-        """What came of each row, from the micro-batches of each part's head; nothing where the ranks tell nothing."""
+        """The answer for each of so many `rows`, from those of each part's head; empty where ranks answer nothing."""
         found: list[Any] = [None] * rows
         for dp, part in enumerate(parts):
             if not part:
@@ -98,7 +100,8 @@ class SharedPasses:
 
 
 async def of_refs(refs: Callable[[], Ref | None], asking: Awaitable[T]) -> T:
-    """What is asked of workers that read columns. `refs`: one of those that may be lost. Raises RefLost."""
+    """The answer of workers that read columns. `refs`: gives a ref that they were asked to read, which may be the one
+    that is lost. Raises RefLost for it where a worker could not read one."""
     try:
         return await asking
     except WorkerError as error:

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from headrace.config.values.dtypes import SAFETENSORS_NAMES
 from headrace.models.parted_files import FileTensor, PartedFiles
 from headrace.training.pieces import Piece
 from headrace.training.protocol import CheckpointError
@@ -25,8 +26,11 @@ WEIGHTS = "weights.safetensors"
 _BOXES = "boxes"
 """Key of a part's metadata: of each of its tensors the shape of the whole, and where it begins, as JSON."""
 _RNG = "rng."
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Of safetensors."""
+_DTYPES = {
+    SAFETENSORS_NAMES[str(dtype).removeprefix("torch.")]: dtype
+    for dtype in (torch.float32, torch.float16, torch.bfloat16)
+}
+"""By the names of safetensors: those that a state may have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,8 +133,8 @@ class HFTrainer:
         self._operations = TrainingOperations(model)
         self._dtype = dtype
         self._files = ModelFiles(model, dtype, tokenizer, joint=layout.joint)
-        self._layout = layout.of_copy
-        self._copies = layout.copies
+        self._layout = layout.of_replica
+        self._model_replicas = layout.model_replicas
         self._together = together
         self._replicas: Replicas | None = None
         self._ranks: RankGroup | None = None
@@ -275,7 +275,7 @@ class HFTrainer:
         if self._replicas is not None:
             self._replicas.leave()
         part = 0 if self._ranks is None else self._ranks.rank
-        self._replicas = Replicas(replica, self._copies, meeting, seconds, part=part)
+        self._replicas = Replicas(replica, self._model_replicas, meeting, seconds, part=part)
         self._weights.join(self._replicas)
 
     def heal(self, replica: int) -> None:

@@ -10,6 +10,7 @@ import tempfile
 import zlib
 from pathlib import Path
 
+from headrace.config.values.dtypes import SAFETENSORS_NAMES
 from headrace.weights.by_expert import by_expert
 from headrace.weights.plane import Manifest, TensorEntry, WeightError, WeightOffer
 from headrace.weights.slot_format import NONE, numbers_of, places, slot_of
@@ -19,15 +20,6 @@ MADE = "models"
 """The folder of those that are made, beside the slots."""
 _KEPT = 2
 _FILE = "model.safetensors"
-_NAMES = {
-    "float64": "F64",
-    "float32": "F32",
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-}
 _MAKING = "making-"
 _HEADER_ALIGNED = 64
 
@@ -92,10 +84,10 @@ def _write(path: Path, slot: mmap.mmap, manifest: Manifest) -> None:
 def _header(entries: tuple[TensorEntry, ...]) -> bytes:
     told, end = {}, 0
     for entry in (part for whole in entries for part in by_expert(whole)):
-        if entry.dtype not in _NAMES:
+        if entry.dtype not in SAFETENSORS_NAMES:
             raise WeightError(f"{entry.name!r} has the dtype {entry.dtype!r}, which safetensors has no name for")
         told[entry.name] = {
-            "dtype": _NAMES[entry.dtype],
+            "dtype": SAFETENSORS_NAMES[entry.dtype],
             "shape": list(entry.shape),
             "data_offsets": [end, end + entry.size],
         }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from headrace.config.values.dtypes import ITEM_BYTES
 from headrace.errors import HeadraceError
 from headrace.runtime.progress import mark, rest
 from headrace.weights.swap_check import SwapCheck
@@ -20,7 +21,6 @@ T = TypeVar("T")
 
 BUCKET_BYTES = 64 * 2**20
 """Large enough that what a bucket costs besides its bytes is nothing, small beside any model."""
-_ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 
 
 class WeightError(HeadraceError, RuntimeError):
@@ -53,7 +53,7 @@ class TensorEntry:
     @property
     def size(self) -> int:
         """Bytes."""
-        return prod(self.shape) * _ITEM_BYTES.get(self.dtype, 1)
+        return prod(self.shape) * ITEM_BYTES.get(self.dtype, 1)
 
 
 @dataclass(frozen=True, slots=True)

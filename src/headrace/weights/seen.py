@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from headrace.runtime.node_check import loopback_here
+from headrace.runtime.machine import boot_id, loopback_here
 from headrace.runtime.process.site import site_parent
 
 Way = Literal["memory", "cuda_ipc", "shm", "collective"]
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +39,7 @@ class Seen:
 
 def seen_here(device: str = "cpu") -> Seen:
     """By the process that asks."""
-    boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
-    return Seen(boot, str(site_parent().stat().st_dev), os.getpid(), device, loopback_here())
+    return Seen(boot_id(), str(site_parent().stat().st_dev), os.getpid(), device, loopback_here())
 
 
 def way_between(source: Seen, end: Seen) -> Way:

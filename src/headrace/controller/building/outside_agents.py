@@ -7,9 +7,9 @@ import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from headrace.controller.planning.plan import Plan
+from headrace.observe.events import EventSink
 from headrace.rollout.outside_tasks import OutsideTasks
 from headrace.rollout.workflow import outside_player
 from headrace.runtime.protocol import Services, WaitTimeout
@@ -19,12 +19,10 @@ from headrace.store.run_store import GATEWAY_NAME
 QUIET_S = 30.0
 """Tasks that have waited for so long while no agent asked are told of."""
 
-Event = Callable[[str, dict[str, Any]], None]
-
 
 @asynccontextmanager
 async def tasks_told(
-    plan: Plan, folder: Path, services: Services, files: Files, event: Event, tell: Callable[[str], None]
+    plan: Plan, folder: Path, services: Services, files: Files, event: EventSink, tell: Callable[[str], None]
 ) -> AsyncGenerator[None, None]:
     """While it is entered `gateway.json` says where the tasks are, if the run has any; `tell` is given a line, and
     `event` what is recorded."""
@@ -46,7 +44,7 @@ async def tasks_told(
         files.remove(folder / GATEWAY_NAME)
 
 
-async def _unattended(tasks: OutsideTasks, services: Services, event: Event) -> None:
+async def _unattended(tasks: OutsideTasks, services: Services, event: EventSink) -> None:
     """Tells, once each time, that tasks wait and nobody asks."""
     is_told = False
     while True:

@@ -8,8 +8,8 @@ from pathlib import Path
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.values.hosts import is_loopback
 from headrace.controller.building.processors import silence_of
-from headrace.controller.building.relay_seats import RelaySeats
-from headrace.engines.pool import EnginePool, Hires, Seat
+from headrace.controller.building.relay_users import RelaySupply, RelayUsers
+from headrace.engines.pool import EnginePool, Hires, MadeAnew
 from headrace.engines.protocol import Engine
 from headrace.engines.remote import RemoteEngine
 from headrace.roles.columns.frozen import AskedModel
@@ -36,9 +36,9 @@ async def weight_relays(
     Raises ConfigError, WorkerError, WorkerLost, WaitTimeout."""
     source = await trainer.sees()
     ends = await _ends(engines, proximal)
-    seats = RelaySeats(trainer, source, ends, each=config.weights.transport == "collective")
+    users = RelayUsers(f"{trainer.name}/0", source, ends, each=config.weights.transport == "collective")
     here = seen_here()
-    if not seats.users and all(here.shares_memory(each) for each in (source, *ends.values())):
+    if not users.by_rank and all(here.shares_memory(each) for each in (source, *ends.values())):
         return None
     away = [name for name, end in ends.items() if not source.shares_loopback(end)]
     if away and is_loopback(config.weights.host):
@@ -47,8 +47,8 @@ async def weight_relays(
             f"{config.weights.host!r}; set it to an address of the trainer's machine that the others reach"
         )
     spec = RelaySpec(str(in_memory("relays")))
-    specs = [spec] * (1 + len(seats.users))
-    workers = await runtime.start(RelayWorker, specs, _where(config, seats))
+    specs = [spec] * (1 + len(users.by_rank))
+    workers = await runtime.start(RelayWorker, specs, _where(config, users))
     relays = Relays(
         workers,
         runtime.clock,
@@ -56,16 +56,16 @@ async def weight_relays(
         host=LOOPBACK if is_loopback(config.weights.host) else config.weights.host,
         deltas=bool(away) if config.weights.deltas is None else config.weights.deltas,
         summed=bool(away),
-        device_of=None if config.weights.relay_backend == "gloo" else seats.device_of,
+        device_of=None if config.weights.relay_backend == "gloo" else users.device_of,
     )
     await relays.take_in(SOURCE)
-    for rank, user in seats.users.items():
+    for rank, user in users.by_rank.items():
         await relays.take_in(rank, [user])
-    seats.begin(relays, workers, spec, runtime.clock)
-    trainer.goes_on(relays, seats.look_again)
-    engines.seat = _seating(seats)
+    supply = RelaySupply(users, relays, workers, spec, runtime.clock, trainer.sees)
+    trainer.goes_on(relays, supply.look_again)
+    engines.made_anew = _supplying(supply)
     if engines.hires is not None:
-        engines.hires = HiresWithRelay(engines, engines.hires, seats)
+        engines.hires = HiresWithRelay(engines, engines.hires, supply)
     return relays
 
 
@@ -80,40 +80,40 @@ async def _ends(engines: EnginePool, proximal: AskedModel | None) -> dict[str, S
     return found
 
 
-def _where(config: TrainConfig, seats: RelaySeats) -> Placement:
+def _where(config: TrainConfig, users: RelayUsers) -> Placement:
     return Placement(
         process=True,
         threads=1,
         deadline_s=config.runtime.stall_timeout_s,
         silence=silence_of(config),
         limits=config.runtime.stuck.limits,
-        beside=seats.beside,
+        beside=users.beside,
     )
 
 
-def _seating(seats: RelaySeats) -> Seat:
-    async def seat(engine: Engine, worker: str) -> None:
+def _supplying(supply: RelaySupply) -> MadeAnew:
+    async def made_anew(engine: Engine, worker: str) -> None:
         if isinstance(engine, RemoteEngine):
-            await seats.seat(worker, await engine.sees())
+            await supply.supply(worker, await engine.sees())
 
-    return seat
+    return made_anew
 
 
 class HiresWithRelay:
     """`Hires`: an engine that comes, and needs a relay, has one, which leaves with it."""
 
-    def __init__(self, pool: EnginePool, hires: Hires, seats: RelaySeats) -> None:
+    def __init__(self, pool: EnginePool, hires: Hires, supply: RelaySupply) -> None:
         self._pool = pool
         self._hires = hires
-        self._seats = seats
-        self._seat = _seating(seats)
+        self._supply = supply
+        self._came = _supplying(supply)
 
     async def hire(self) -> tuple[Engine, Handle]:
         """See `Hires.hire`."""
         engine, handle = await self._hires.hire()
-        await self._seat(engine, handle.worker)
+        await self._came(engine, handle.worker)
         return engine, handle
 
     async def release(self, index: int) -> None:
         """See `Hires.release`."""
-        await together([self._hires.release(index), self._seats.let_go(self._pool.handles[index].worker)])
+        await together([self._hires.release(index), self._supply.let_go(self._pool.handles[index].worker)])

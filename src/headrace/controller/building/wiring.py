@@ -26,10 +26,12 @@ from headrace.experience.flow import Flow
 from headrace.experience.loader import StreamingLoader
 from headrace.observe.listeners import NOBODY, Listeners
 from headrace.roles.actors import actor
-from headrace.roles.actors.actor import ActorRole, TrainedStep, WholeBatches
+from headrace.roles.actors.actor import ActorRole
 from headrace.roles.actors.batch_stats import BatchStats, FreshRule, StalenessRule
 from headrace.roles.actors.critic import CriticRole
 from headrace.roles.actors.gap_sample import GapSampler, due_after
+from headrace.roles.actors.trained_step import TrainedStep
+from headrace.roles.actors.whole_batch import WholeBatches
 from headrace.roles.columns.advantages import AdvantageColumns
 from headrace.roles.columns.filling import ColumnRole
 from headrace.roles.columns.functions_worker import InWorker
@@ -177,7 +179,7 @@ def connect(
     published, pool = Signal(), models.engines
     published.listen(pool.changed.notify)
     pool.changed.listen(flow.changed.notify)
-    pool.tell = recorder.event
+    pool.events.sink = recorder.event
     if models.relays is not None:
         models.relays.tell_to(recorder.event)
         models.relays.changed.listen(published.notify)

@@ -90,7 +90,10 @@ def _check_experts(name: str, layout: LayoutConfig, policy: Any) -> None:
             f"{name}.layout has tp {tp}, and tensor ranks share the {experts} experts of a layer; use a tp of "
             f"{_divisors([experts])}"
         )
-    ranks, rows = layout.dp // layout.copies * layout.cp, (2 * int(text.moe_intermediate_size), int(text.hidden_size))
+    ranks, rows = (
+        layout.dp // layout.model_replicas * layout.cp,
+        (2 * int(text.moe_intermediate_size), int(text.hidden_size)),
+    )
     fits = [
         each
         for each in _numbers([ranks, experts // tp])

@@ -13,12 +13,13 @@ from headrace.algorithms.kept_sets import most_bytes
 from headrace.config import ConfigError, EngineConfig, TrainConfig
 from headrace.config.layout import MICRO_BATCHES_A_STAGE, LayoutConfig
 from headrace.config.model import EngineSection
+from headrace.config.values.dtypes import ITEM_BYTES
 from headrace.controller.planning.activations import DecoderShape, engine_bytes, scored_bytes, trained_bytes
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.memory_by_turns import OF_LENT, beside_caches, by_turns
 from headrace.controller.planning.out_of_memory import what_to_lower
 from headrace.controller.planning.table_size import most_sampled, table_bytes
-from headrace.controller.planning.trained_memory import BYTES, gathered, scored_bytes_of, trained_bytes_of
+from headrace.controller.planning.trained_memory import gathered, scored_bytes_of, trained_bytes_of
 from headrace.controller.planning.transports import transport_of
 from headrace.engines.embedded.cache_plan import CachePlan, cache_shape, context_limit, plan_cache
 from headrace.models.experts import routed_bytes
@@ -120,7 +121,7 @@ def estimate_memory(
         cache = _cache_beside(config, model_config, str(device), free, uses)
     kept: dict[str, int] = _off_device(config, parameters, model_config.get_text_config(), device) if trainer else {}
     if engine and not trainer and not config.engine.apart:
-        kept["weight plane: version 0, on the host"] = BYTES[_engine_dtype(config)] * parameters
+        kept["weight plane: version 0, on the host"] = ITEM_BYTES[_engine_dtype(config)] * parameters
         uses |= kept if device.type == "cpu" else {}
     if engine:
         caches = [(each.count, cache_of(each, config, cache)) for each in config.engine.sections]
@@ -129,7 +130,7 @@ def estimate_memory(
     slots = _slots(config, cache) if engine else 1
     table = _table(config, model_config, cache)
     if engine and trainer and config.relays:
-        table[_AT_RELAYS] = config.relays * 2 * BYTES[config.model.dtype] * parameters
+        table[_AT_RELAYS] = config.relays * 2 * ITEM_BYTES[config.model.dtype] * parameters
     if trainer and config.checkpoint.background:
         (uses if device.type == "cpu" else kept)[_COPY] = _copied(config, parameters, device)
     if trainer and (begun := _begun(config, parameters)):
@@ -144,17 +145,17 @@ def estimate_memory(
     if turns:
         kept |= _asleep(config, parameters, model_config.get_text_config(), device)
     if trainer and transport_of(config, device) == "shm":
-        kept[_PLANE] = 2 * BYTES[config.model.dtype] * parameters
+        kept[_PLANE] = 2 * ITEM_BYTES[config.model.dtype] * parameters
     return MemoryEstimate(parameters, uses, str(device), free, cache, table | kept, slots, turns)
 
 
 def _begun(config: TrainConfig, parameters: int) -> int:
     """Masters and moments of replicas of those that make several steps on a batch, once more."""
     algorithm, critic = config.algorithm, config.critic
-    replicas = config.trainer.layout.copies * (algorithm.epochs_per_batch * algorithm.updates_per_batch > 1)
-    of_critic = critic.layout.copies * (algorithm.epochs_per_batch * critic.updates_per_batch > 1)
+    replicas = config.trainer.layout.model_replicas * (algorithm.epochs_per_batch * algorithm.updates_per_batch > 1)
+    of_critic = critic.layout.model_replicas * (algorithm.epochs_per_batch * critic.updates_per_batch > 1)
     kept = [replicas, *([of_critic] if algorithm.needs_critic else ())]
-    return sum(3 * BYTES["float32"] * parameters * copies for copies in kept if copies > 1)
+    return sum(3 * ITEM_BYTES["float32"] * parameters * copies for copies in kept if copies > 1)
 
 
 def cache_of(section: EngineSection, config: TrainConfig, first: CachePlan) -> CachePlan:
@@ -186,7 +187,7 @@ def _engine_dtype(config: TrainConfig) -> str:
 
 def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torch.device) -> dict[str, int]:
     """Weights and what goes with them, and the judges' caches."""
-    trainer_bytes, engine_itemsize = BYTES[config.model.dtype], BYTES[_engine_dtype(config)]
+    trainer_bytes, engine_itemsize = ITEM_BYTES[config.model.dtype], ITEM_BYTES[_engine_dtype(config)]
     text = model_config.get_text_config()
     # The engine lays its output layer out anew, also where the model's is its embedding.
     tied = text.vocab_size * text.hidden_size if model_config.tie_word_embeddings else 0
@@ -205,7 +206,7 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     if layout.stage:
         uses["trainer: weights gathered for a pass"] = trainer_bytes * gathered(layout, parameters, text, device)
     elif config.model.dtype == "bfloat16":
-        uses["trainer: bfloat16 weights"] = layout.copies * trainer_bytes * parameters
+        uses["trainer: bfloat16 weights"] = layout.model_replicas * trainer_bytes * parameters
     transport = transport_of(config, device)
     if transport in ("memory", "cuda_ipc") or (transport == "shm" and device.type == "cpu"):
         uses[_PLANE] = 2 * trainer_bytes * parameters
@@ -219,7 +220,7 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
             uses[f"{name}: weights gathered for a pass"] = trainer_bytes * gathered(layout, parameters, text, device)
 
     if algorithm.needs_reference and config.reference.placement == "hybrid":
-        uses["reference: weights"] = layout.copies * trainer_bytes * parameters
+        uses["reference: weights"] = layout.model_replicas * trainer_bytes * parameters
     elif algorithm.needs_reference:
         scores("reference", config.reference.layout, parameters, text)
     if config.copies_proximal:
@@ -238,7 +239,7 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
         scores("reward model", own, count_parameters(scored), scored.get_text_config())
     for judge in own_judges(config.rewards):
         asked, dtype = read_model_config(judge.path), judge.engine.dtype or config.model.dtype
-        uses[f"judge {judge.path}: weights"] = BYTES[dtype] * count_parameters(asked)
+        uses[f"judge {judge.path}: weights"] = ITEM_BYTES[dtype] * count_parameters(asked)
         uses[f"judge {judge.path}: KV cache"] = plan_kv_cache(asked, judge.engine, dtype, device).bytes_wanted
     return {use: size for use, size in uses.items() if size}
 
@@ -276,7 +277,7 @@ def _copied(config: TrainConfig, parameters: int, device: torch.device) -> int:
         trained += parameters if own is None else count_parameters(read_model_config(own))
     wanted = _STATE_BYTES * trained
     if config.algorithm.needs_reference and config.reference.refresh_every is not None:
-        wanted += BYTES[config.model.dtype] * parameters
+        wanted += ITEM_BYTES[config.model.dtype] * parameters
     if device.type != "cpu" and wanted > (free := free_bytes(torch.device("cpu"))):
         raise ConfigError(
             f"a checkpoint is written beside training, from a copy that takes {in_gib(wanted)} of this host's memory, "
@@ -313,7 +314,7 @@ def _require_room(config: TrainConfig, place: str, free: int, uses: Mapping[str,
 
 def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
     """Of all passes, at their height: the lanes compute at the same time."""
-    shape, itemsize = DecoderShape.of(model_config), BYTES[config.model.dtype]
+    shape, itemsize = DecoderShape.of(model_config), ITEM_BYTES[config.model.dtype]
     algorithm, longest = config.algorithm, most_sampled(config, context_limit(model_config, config.engine))
     checkpointing = config.model.gradient_checkpointing
     trained = {"trainer": config.trainer} | ({"critic": config.critic} if algorithm.needs_critic else {})
@@ -333,7 +334,7 @@ def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
         if computes:
             uses[f"{name}: activations"] = scored_bytes(shape, max(budget, longest), itemsize)
     slots = config.engine.max_concurrent_sequences
-    of_engine = engine_bytes(shape, slots, config.engine.prefill_tokens_per_step, BYTES[_engine_dtype(config)])
+    of_engine = engine_bytes(shape, slots, config.engine.prefill_tokens_per_step, ITEM_BYTES[_engine_dtype(config)])
     uses["engine: activations and logits"] = config.engine.total * of_engine
     if config.engine.lent:
         uses[f"{OF_LENT}activations and logits"] = config.engine.lent * of_engine

@@ -9,6 +9,7 @@ import yaml
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.reading.config_text import values_of
+from headrace.config.values.dtypes import SAFETENSORS_NAMES
 from headrace.models.loading import check_model, read_model_config
 from headrace.models.weight_files import read_headers
 from headrace.store import RunReader, RunStore
@@ -28,7 +29,6 @@ _SHAPE = (
     "head_dim",
     "tie_word_embeddings",
 )
-_DTYPES = {"float32": "F32", "bfloat16": "BF16"}
 
 
 def resumed_config(config: TrainConfig, folder: Path) -> TrainConfig:
@@ -87,5 +87,5 @@ async def begin_from(origin: Origin, trainer: TrainerGroup, critic: TrainerGroup
         if made is None or path is None or not Origin("", path).has_trainer_state:
             continue
         saved = {tensor.dtype for tensor in read_headers(path / "model").values()}
-        masters = saved <= {"F32", _DTYPES[config.model.dtype]}
+        masters = saved <= {"F32", SAFETENSORS_NAMES[config.model.dtype]}
         await made.begin_from(path, masters=masters, optimizer=config.from_.optimizer)

@@ -9,7 +9,7 @@ from headrace.config import ConfigError, TrainConfig
 from headrace.config.cluster import LENT, ROLES, PlaceConfig, Role, shares_too_many
 from headrace.config.places import layouts_of
 from headrace.controller.planning.judges import own_judges
-from headrace.runtime.placing import Bundle, Seat, Team, Teams
+from headrace.runtime.placing import Bundle, Claim, Team, Teams
 
 
 def teams_of(config: TrainConfig, rollouts: int) -> Teams:
@@ -26,17 +26,19 @@ def teams_of(config: TrainConfig, rollouts: int) -> Teams:
     sets = [tuple(role for role in each if counts[role]) for each in sets]
     together = [role for each in sets for role in each]
     sets += [(role,) for role in ROLES if role in cluster.place and role not in together]
-    seats = {role: _seats(role, cluster.place.get(role, PlaceConfig()), counts[role]) for each in sets for role in each}
-    if LENT in seats:
-        seats[LENT] = [replace(each, devices=seats["trainer"][0].devices, cpus=0.0) for each in seats[LENT]]
+    claims = {
+        role: _claims(role, cluster.place.get(role, PlaceConfig()), counts[role]) for each in sets for role in each
+    }
+    if LENT in claims:
+        claims[LENT] = [replace(each, devices=claims["trainer"][0].devices, cpus=0.0) for each in claims[LENT]]
     for role in together:
-        if (devices := seats[role][0].devices) > 1:
+        if (devices := claims[role][0].devices) > 1:
             raise ConfigError(f"cluster.place.{role} {shares_too_many(devices)}")
     return Teams(
-        tuple(_team([seats[role] for role in each], _spreads(config, each)) for each in sets if each),
+        tuple(_team([claims[role] for role in each], _spreads(config, each)) for each in sets if each),
         {
             role: Team((Bundle((found[0],)),), _spreads(config, (role,)))
-            for role, found in seats.items()
+            for role, found in claims.items()
             if role in cluster.place
         },
         cluster.device,
@@ -78,19 +80,20 @@ def _with_lent(roles: tuple[Role, ...]) -> tuple[Role, ...]:
     return (*roles, LENT) if "trainer" in roles else roles
 
 
-def _seats(role: Role, place: PlaceConfig, count: int) -> list[Seat]:
+def _claims(role: Role, place: PlaceConfig, count: int) -> list[Claim]:
     try:
         devices = place.each(count)
     except ValueError as error:
         raise ConfigError(f"cluster.place.{role} {error}") from error
-    return [Seat(f"{role}/{number}", devices, place.cpus) for number in range(count)]
+    return [Claim(f"{role}/{number}", devices, place.cpus) for number in range(count)]
 
 
-def _team(roles: Sequence[Sequence[Seat]], spread: bool) -> Team:
+def _team(roles: Sequence[Sequence[Claim]], spread: bool) -> Team:
     """The first workers of each role are together, so are the second ones."""
     most = max(map(len, roles))
     return Team(
-        tuple(Bundle(tuple(seats[number] for seats in roles if number < len(seats))) for number in range(most)), spread
+        tuple(Bundle(tuple(claims[number] for claims in roles if number < len(claims))) for number in range(most)),
+        spread,
     )
 
 

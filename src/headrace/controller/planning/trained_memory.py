@@ -10,10 +10,10 @@ import torch
 from headrace.config.layout import LayoutConfig, layers_of_stages
 from headrace.config.roles import CriticConfig
 from headrace.config.trainer import TrainerConfig
+from headrace.config.values.dtypes import ITEM_BYTES
 from headrace.models.experts import experts_per_token
 
 _FLOAT32 = 4
-BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ def trained_bytes_of(
     not counted."""
     layout = own.layout
     every, fullest = of_stages(layout, parameters, text)
-    one = _FLOAT32 * every * layout.copies
+    one = _FLOAT32 * every * layout.model_replicas
     if layout.stage and device.type != "cpu":
-        one = -(-_FLOAT32 * fullest // (layout.ranks // layout.copies // layout.pp))
+        one = -(-_FLOAT32 * fullest // (layout.ranks // layout.model_replicas // layout.pp))
     if not own.optimizer.offload or device.type == "cpu":
         return TrainedBytes(one, one, 2 * one)
     if layout.stage:
@@ -52,10 +52,12 @@ def scored_bytes_of(layout: LayoutConfig, parameters: int, text: Any, dtype: str
     """Of a model of so many `parameters` that only scores, between its passes: in the host's memory of all ranks, on a
     device of one, which has it."""
     every, fullest = of_stages(layout, parameters, text)
-    one = BYTES[dtype] * (every if layout.stage else parameters)
+    one = ITEM_BYTES[dtype] * (every if layout.stage else parameters)
     if device.type == "cpu":
-        return one * layout.copies
-    return -(-BYTES[dtype] * fullest // (layout.ranks // layout.copies // layout.pp)) if layout.stage else one
+        return one * layout.model_replicas
+    return (
+        -(-ITEM_BYTES[dtype] * fullest // (layout.ranks // layout.model_replicas // layout.pp)) if layout.stage else one
+    )
 
 
 def gathered(layout: LayoutConfig, parameters: int, text: Any, device: torch.device) -> int:

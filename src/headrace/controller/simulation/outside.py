@@ -23,13 +23,13 @@ from headrace.controller.simulation.hazards import Hazards
 from headrace.controller.simulation.machine import DiskCosts
 from headrace.controller.simulation.simulated_functions import FunctionsFaults, simulated_functions
 from headrace.controller.simulation.simulated_rollouts import RolloutFaults, simulated_workers
-from headrace.controller.tracking import Tell
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine
 from headrace.engines.simulated import SimulatedEngine
 from headrace.engines.simulated_answers import Answers
 from headrace.engines.simulated_costs import NO_FAULTS, EngineCosts, EngineFaults
 from headrace.experience.columns import FinishedGroup
+from headrace.observe.events import EventSink
 from headrace.rewards.judge import Ask
 from headrace.rewards.simulated import RewardCosts, SimulatedRewards
 from headrace.roles.columns.frozen import OnLane
@@ -239,7 +239,7 @@ class SimulatedOutside:
         sections: Sequence[TrackerSection],
         folder: Path,
         clock: Clock,
-        event: Tell,
+        event: EventSink,
         seen: Callable[[], bool],
     ) -> AbstractAsyncContextManager[None]:
         return nullcontext()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from headrace.experience.header import Span
 from headrace.experience.leases import Row, StaleLease
 from headrace.experience.loader import StreamingLoader
 from headrace.experience.table import Lease
@@ -19,7 +18,8 @@ from headrace.roles.actors.batch_stats import BatchStats, FreshRule, StalenessRu
 from headrace.roles.actors.begun_again import BegunAgain
 from headrace.roles.actors.call_size import CallSize, in_one_call
 from headrace.roles.actors.critic import CriticRole
-from headrace.roles.actors.whole_batch import WholeBatch
+from headrace.roles.actors.trained_step import TrainedRow, TrainedStep
+from headrace.roles.actors.whole_batch import WholeBatch, WholeBatches
 from headrace.roles.context import RoleContext
 from headrace.roles.known_refs import with_known_refs
 from headrace.roles.turns import NoTurns, Turns
@@ -27,7 +27,6 @@ from headrace.roles.weight_distributor import WeightDistributor
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.signal import Signal
 from headrace.runtime.workers import WorkerLost
-from headrace.training.epochs import Epochs
 from headrace.training.gap import Gap
 from headrace.training.group import TrainerGroup
 from headrace.training.protocol import StepReport
@@ -43,67 +42,6 @@ TRAINER_LANE = "trainer"
 
 async def nothing() -> None:
     """Whatever is waited for is there."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedRow:
-    """A row of the batch, and what became of it."""
-
-    row: Row
-    trained: tuple[Span, ...] = ()
-    """The tokens that entered the loss."""
-    logprobs: Ref | None = None
-    """To one column: the trainer's, under the weights that the batch began with; None where it does not know them."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedStep:
-    """What the actor reports of a batch."""
-
-    batch: int
-    groups: int
-    late_groups: int
-    dropped: Mapping[str, int]
-    """Groups that were dropped while it was composed, by reason."""
-    stats: BatchStats
-    epochs: tuple[tuple[StepReport, ...], ...]
-    """Of each epoch over the batch what its optimiser steps report."""
-    train_s: float
-    """Seconds that the trainer computed for this batch."""
-    begun: tuple[StepReport, ...] = ()
-    """Of these, those that compare the engine with the weights that the batch began with."""
-    critic: tuple[StepReport, ...] = ()
-    gap: Gap | None = None
-    """Of the tokens that were drawn only to measure it; None if none were."""
-    warm_up: bool = False
-    """Whether the critic learns alone in this batch."""
-    rows: tuple[TrainedRow, ...] = ()
-    only_recorded: bool = False
-    """Whether there is no trainer."""
-
-    @property
-    def reports(self) -> tuple[StepReport, ...]:
-        """One for each optimiser step."""
-        return tuple(report for epoch in self.epochs for report in epoch)
-
-
-@dataclass(frozen=True, slots=True)
-class WholeBatches:
-    """How the actor trains on batches that are all there before it begins."""
-
-    epochs: Epochs
-    recompute: bool
-    """Whether each row first gets the column `proximal`: log-probs under the weights that the batch begins with."""
-    prepares: bool = False
-    """Whether the loss needs to know something of the whole batch before the first step."""
-    stop_kl: float | None = None
-    """An epoch whose mean KL from the policy that the batch began with is above this is the last."""
-
-    def enough(self, reports: Sequence[StepReport]) -> bool:
-        """Whether an epoch with these reports is the batch's last."""
-        tokens = sum(report.trained_tokens for report in reports)
-        moved = sum(report.stats.get("step_kl", 0.0) for report in reports)
-        return self.stop_kl is not None and moved > self.stop_kl * tokens
 
 
 class ActorRole:

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headrace.models.packing import plan_microbatches
 from headrace.runtime.refs import Ref
 from headrace.training.epochs import Epochs
 from headrace.training.protocol import StepReport
+
+
+@dataclass(frozen=True, slots=True)
+class WholeBatches:
+    """How the actor trains on batches that are all there before it begins."""
+
+    epochs: Epochs
+    recompute: bool
+    """Whether each row first gets the column `proximal`: log-probs under the weights that the batch begins with."""
+    prepares: bool = False
+    """Whether the loss needs to know something of the whole batch before the first step."""
+    stop_kl: float | None = None
+    """An epoch whose mean KL from the policy that the batch began with is above this is the last."""
+
+    def enough(self, reports: Sequence[StepReport]) -> bool:
+        """Whether an epoch with these reports is the batch's last."""
+        tokens = sum(report.trained_tokens for report in reports)
+        moved = sum(report.stats.get("step_kl", 0.0) for report in reports)
+        return self.stop_kl is not None and moved > self.stop_kl * tokens
 
 
 class Holder(Protocol):

@@ -47,7 +47,7 @@ class InWorker:
         self._look()
 
     async def run(self) -> None:
-        """Bring it back, each time. For ever: the run ends it. Raises FunctionsLost once it was lost too often."""
+        """Bring it back each time, until cancelled, as the run ends. Raises FunctionsLost if it is lost too often."""
         clock = self._context.runtime.clock
         while True:
             await self._until(lambda: not self._is_up)

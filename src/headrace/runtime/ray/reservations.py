@@ -249,7 +249,7 @@ class Reservations:
         return _Reserved(bundle, found.node, group)
 
     def _options(self, worker: str, reserved: _Reserved) -> Options:
-        (cpus,) = (seat.cpus for seat in reserved.bundle.seats if seat.worker == worker)
+        (cpus,) = (claim.cpus for claim in reserved.bundle.claims if claim.worker == worker)
         devices, name = reserved.bundle.share(worker), self._teams.device
         counted: dict[str, Any] = {"num_gpus": devices} if name == _GPU else {"resources": {name: devices}}
         return {

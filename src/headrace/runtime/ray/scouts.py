@@ -10,16 +10,16 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from headrace.runtime.machine import loopback_here
 from headrace.runtime.module_search import search_paths
 from headrace.runtime.node_check import (
     Asked,
     NeededFile,
     Needs,
+    NodeReport,
     NodeUnfit,
-    Seen,
     SharedVersions,
     look,
-    loopback_here,
     require,
     require_met,
     require_shared,
@@ -36,7 +36,7 @@ class Scout:
     """An actor."""
 
     def look(self, asked: str) -> str:
-        """`Asked`, and `Seen`: JSON."""
+        """`Asked`, and `NodeReport`: JSON."""
         return look(Asked.parse(asked)).text()
 
 
@@ -120,7 +120,7 @@ class Inspection:
         return Asked(paths, [module.name for module in needs.modules], search_paths())
 
 
-def seen(asked: Mapping[str, Asked], names: Mapping[str, str]) -> Mapping[str, Seen]:
+def seen(asked: Mapping[str, Asked], names: Mapping[str, str]) -> Mapping[str, NodeReport]:
     """What is on each node, by its id; `names` for people. Blocking. Raises NodeUnfit."""
     scouts: dict[str, Any] = {}
     for node in asked:
@@ -131,7 +131,7 @@ def seen(asked: Mapping[str, Asked], names: Mapping[str, str]) -> Mapping[str, S
     try:
         for node, answer in answers.items():
             try:
-                found[node] = Seen.parse(ray.get(answer, timeout=_LOOK_S))
+                found[node] = NodeReport.parse(ray.get(answer, timeout=_LOOK_S))
             except RayError as error:
                 words = " ".join(str(error).split())[:300]
                 raise NodeUnfit(

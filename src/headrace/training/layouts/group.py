@@ -33,7 +33,7 @@ class RankGroup:
     def __init__(self, layout: Layout, rank: int, meeting: Meeting | At, seconds: float, device: torch.device) -> None:
         """Once all are there. `layout`: of one replica. `meeting`, `seconds`: see `Replicas`. `device`: of this rank
         alone, if it is not the CPU. torch's default group of this process is theirs. Raises RuntimeError."""
-        assert layout.copies == 1, "it is of one replica"
+        assert layout.model_replicas == 1, "it is of one replica"
         (store, own), wait = come_to(meeting, seconds), timedelta(seconds=seconds)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(own))
         backend = "gloo"

@@ -51,26 +51,26 @@ class Layout:
         return self.zero > 0 or self.size > self.dp
 
     @property
-    def copies(self) -> int:
+    def model_replicas(self) -> int:
         """Replicas of the model, and of all that goes with it in training."""
         return self.replicas if self.joint else self.dp
 
     @property
-    def of_copy(self) -> Layout:
+    def of_replica(self) -> Layout:
         """That of the ranks of one replica among themselves."""
-        return replace(self, dp=self.dp // self.copies, replicas=1)
+        return replace(self, dp=self.dp // self.model_replicas, replicas=1)
 
     def within(self, rank: int) -> tuple[int, int]:
         """The replica that the rank is of, and its rank there."""
-        place, inner = self.place(rank), self.of_copy
-        copy, dp = divmod(place.dp, inner.dp)
-        return copy, inner.rank(replace(place, dp=dp))
+        place, inner = self.place(rank), self.of_replica
+        replica, dp = divmod(place.dp, inner.dp)
+        return replica, inner.rank(replace(place, dp=dp))
 
-    def members(self, copy: int) -> tuple[int, ...]:
+    def members(self, replica: int) -> tuple[int, ...]:
         """The ranks of a replica, in the order of their ranks there."""
-        inner = self.of_copy
+        inner = self.of_replica
         places = (place for _, place in inner.places())
-        return tuple(self.rank(replace(place, dp=copy * inner.dp + place.dp)) for place in places)
+        return tuple(self.rank(replace(place, dp=replica * inner.dp + place.dp)) for place in places)
 
     def rank(self, place: Place, order: Order = "training") -> int:
         outer = place.pp * self.dp + place.dp if order == "training" else place.dp * self.pp + place.pp

@@ -27,7 +27,7 @@ def describe_run(run: RunRecord, summary: Mapping[str, Any], width: int) -> Rend
     parts: list[RenderableType] = [_title(run), *why_failed(run.error), Text()]
     if run.batches:
         parts += [_curve(run, min(width, 100)), Text()]
-    for alarm in ringing(run.seen):
+    for alarm in ringing(run.so_far):
         parts += [Text.assemble(("ALARM ", "bold red"), alarm.words), Text()]
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)

@@ -124,7 +124,7 @@ def take_snapshot(run: RunRecord, rollouts: Sequence[Rollout] = ()) -> Snapshot:
         troubles=_troubles(run.events),
         swap_stall_s=total.swap_stall_s,
         shares=shares(lately),
-        alarms=ringing(run.seen),
+        alarms=ringing(run.so_far),
         rollouts=tuple(rollouts),
         keeps_rollouts=run.config.record.rollouts != 0,
         only_recorded=run.config.rollouts_only,

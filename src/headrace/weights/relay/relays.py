@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
+from headrace.observe.events import EventSink
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import pause_after
@@ -67,7 +68,7 @@ class Relays:
         self._numbers = count()
         self._turn = asyncio.Lock()
         self._address = ""
-        self._tell: Callable[[str, dict[str, Any]], None] | None = None
+        self._tell: EventSink | None = None
         self._untold: list[tuple[str, dict[str, Any]]] = []
         self._before: Version | None = None
         self._nccl = NcclUse(device_of)
@@ -91,7 +92,7 @@ class Relays:
             self._group = ()
         await self._workers.leave(rank)
 
-    def tell_to(self, tell: Callable[[str, dict[str, Any]], None]) -> None:
+    def tell_to(self, tell: EventSink) -> None:
         """`tell` is given events of the run, those before it was there first."""
         self._tell = tell
         untold, self._untold = self._untold, []

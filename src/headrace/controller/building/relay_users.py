@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from headrace.roles.workers.relay import RelaySpec
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
-from headrace.training.group import TrainerGroup
 from headrace.weights.relay.relays import SOURCE, Relays
 from headrace.weights.seen import Seen, needs_relay
 
@@ -21,22 +20,22 @@ _THERE_S = 30.0
 """In which a relay is made anew, and sent a version, as a rule: who waits so long would be made anew in vain."""
 
 
-class RelaySeats:
-    def __init__(self, trainer: TrainerGroup, source: Seen, ends: Mapping[str, Seen], *, each: bool) -> None:
-        """`source`: where the trainer is. `ends`: where those are that take its versions, by their workers' names.
-        `each`: see `needs_relay`."""
-        self._trainer = trainer
-        self._source = source
-        self._ends = dict(ends)
+class RelayUsers:
+    """Workers that take versions, and those of them that have a relay beside them."""
+
+    def __init__(self, trainer: str, source: Seen, ends: Mapping[str, Seen], *, each: bool) -> None:
+        """`trainer`: the worker beside which the source's relay is. `source`: where the trainer is. `ends`: where those
+        are that take its versions, by their workers' names. `each`: see `needs_relay`."""
+        self.source = source
+        self.ends = dict(ends)
         self._each = each
-        self._beside = {SOURCE: f"{trainer.name}/0"}
-        self._beside |= dict(enumerate((name for name, end in ends.items() if self._needs(end)), start=1))
+        self._beside = {SOURCE: trainer}
+        self._beside |= dict(enumerate((name for name, end in ends.items() if self.needs(end)), start=1))
         self._coming = ""
-        self._turn = asyncio.Lock()
 
     @property
-    def users(self) -> Mapping[int, str]:
-        """Who has a relay at the beginning, by its rank, the source's apart."""
+    def by_rank(self) -> Mapping[int, str]:
+        """Who has a relay, by its rank, the source's apart."""
         return {rank: worker for rank, worker in self._beside.items() if rank != SOURCE}
 
     def beside(self, rank: int) -> str:
@@ -46,18 +45,45 @@ class RelaySeats:
     def device_of(self, rank: int) -> str:
         """Of the weights of whoever the relay is beside: see `Seen.device`."""
         if rank == SOURCE:
-            return self._source.device
-        end = self._ends.get(self.beside(rank))
+            return self.source.device
+        end = self.ends.get(self.beside(rank))
         return "cpu" if end is None else end.device
 
-    def begin(self, relays: Relays, workers: Workers[Any], spec: RelaySpec, clock: Clock) -> None:
-        """They are there."""
-        self._clock = clock
+    def comes(self, worker: str) -> None:
+        """The next relay that is made is beside it."""
+        self._coming = worker
+
+    def has_come(self, rank: int, worker: str) -> None:
+        """The relay of this rank is beside it."""
+        self._beside[rank] = worker
+
+    def needs(self, end: Seen) -> bool:
+        """Whether one that is there takes versions from a relay."""
+        return needs_relay(self.source, end, each=self._each)
+
+
+class RelaySupply:
+    """Has a relay come where one is needed, and leave where none is any more."""
+
+    def __init__(
+        self,
+        users: RelayUsers,
+        relays: Relays,
+        workers: Workers[Any],
+        spec: RelaySpec,
+        clock: Clock,
+        source: Callable[[], Awaitable[Seen]],
+    ) -> None:
+        """`relays`: on `workers`, of which more are made from `spec`. `source`: asks the trainer where it is."""
+        self._users = users
         self._relays = relays
         self._workers = workers
         self._spec = spec
+        self._clock = clock
+        self._see_source = source
+        self._turn = asyncio.Lock()
 
-    async def seat(self, worker: str, end: Seen) -> None:
+    async def supply(self, worker: str, end: Seen) -> None:
         """Give a worker that came, or was made anew there, what it takes versions from: the trainer's memory, or a
         relay beside it, once that has a version. Where there is none in time it goes without, and is told so when it
         asks for one."""
@@ -70,28 +96,28 @@ class RelaySeats:
     async def let_go(self, worker: str) -> None:
         """It has left, and its relay leaves."""
         async with self._turn:
-            self._ends.pop(worker, None)
+            self._users.ends.pop(worker, None)
             with suppress(WorkerError, WorkerLost, WaitTimeout):
                 await self._relays.let_go(worker)
 
     async def look_again(self) -> None:
         """The trainer was made anew, perhaps on another machine. Raises WorkerError, WorkerLost, WaitTimeout."""
-        source = await self._trainer.sees()
-        moved = not source.shares_memory(self._source)
-        self._source = source
+        source, users = await self._see_source(), self._users
+        moved = not source.shares_memory(users.source)
+        users.source = source
         if moved:
-            for worker, end in [*self._ends.items()]:
+            for worker, end in [*users.ends.items()]:
                 await self._assign(worker, end)
 
     async def _assign(self, worker: str, end: Seen) -> None:
-        """See `seat`. A failure is told, and no more."""
+        """See `supply`. A failure is told, and no more."""
         async with self._turn:
-            self._ends[worker] = end
-            has = self._relays.rank_of(worker) is not None
+            self._users.ends[worker] = end
+            has, needs = self._relays.rank_of(worker) is not None, self._users.needs(end)
             try:
-                if has and not self._needs(end):
+                if has and not needs:
                     await self._relays.let_go(worker)
-                elif not has and self._needs(end):
+                elif not has and needs:
                     await self._make(worker)
                     await self._relays.mend()
             except (WorkerError, WorkerLost, WaitTimeout) as error:
@@ -99,15 +125,12 @@ class RelaySeats:
 
     async def _make(self, worker: str) -> None:
         """Raises WorkerError, WorkerLost, WaitTimeout."""
-        self._coming = worker
+        self._users.comes(worker)
         rank = await self._workers.add(self._spec)
-        self._beside[rank] = worker
+        self._users.has_come(rank, worker)
         try:
             await self._relays.take_in(rank, [worker])
         except (WorkerError, WorkerLost, WaitTimeout):
             with suppress(WorkerError, WorkerLost, WaitTimeout):  # nobody else would end it
                 await self._workers.leave(rank)
             raise
-
-    def _needs(self, end: Seen) -> bool:
-        return needs_relay(self._source, end, each=self._each)
