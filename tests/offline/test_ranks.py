@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import time
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,90 +12,26 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import torch
 import yaml
 from controller_jobs import make_model
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from offline_jobs import STEPS, TWO_CUT_UP, same, settings, train
 
-from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig
-from headrace.controller.stopping import StopFlag
+from headrace.config import ConfigError, SFTConfig
 from headrace.models.packing import PackRow
-from headrace.observe.offline.listeners import NOBODY, OfflineListeners
-from headrace.observe.offline.run_record import OfflineWatcher
-from headrace.offline.loop import OfflineResult, RankLost
-from headrace.offline.pairs import run_dpo, run_rm
+from headrace.observe.offline.listeners import OfflineListeners
+from headrace.offline.loop import RankLost
+from headrace.offline.ranks.placement import needs_of, teams_of, with_whole_paths
 from headrace.offline.ranks.started import check_world
-from headrace.offline.sft import run_sft
 from headrace.offline.units import Unit, parts_of
+from headrace.runtime.placing import Seat
 from headrace.runtime.process.joined import Joined
-from headrace.store import RunReader
-
-RUNS: dict[str, Any] = {"sft": (SFTConfig, run_sft), "rm": (RMConfig, run_rm), "dpo": (DPOConfig, run_dpo)}
-AS_SGD = {"lr": 1e3, "betas": [0.5, 0.9], "eps": 1e4, "weight_decay": 1e-6}
-"""AdamW divides by sqrt(v) + eps: with eps far above all gradients a step is lr / eps times their momentum."""
-STEPS = 4
-TWO_CUT_UP = {"dp": 2, "zero": 2}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("base") / "model")
-
-
-def settings(folder: Path, model: Path, name: str, layout: object = "d1", **trainer: object) -> dict[str, Any]:
-    """Rows of 8 to 40 tokens, of which one micro-batch takes 40; five units a batch, of sixteen."""
-    data = folder / f"{name}.jsonl"
-    with data.open("w") as file:
-        for a in range(4):
-            for b in range(4):
-                answer = f"{a + b}" * (1 + b)
-                row = {"response": answer} if name == "sft" else {"chosen": answer, "rejected": "b" * (a + 1)}
-                file.write(json.dumps({"prompt": f"{a}+{b}=" + "x" * (3 * a * b), **row}) + "\n")
-    size = "samples_per_batch" if name == "sft" else "pairs_per_batch"
-    own = {"optimizer": AS_SGD, "max_grad_norm": 1e6, "max_tokens_per_microbatch": 40, "steps": STEPS}
-    return {
-        "model": {"path": str(model), "device": "cpu"},
-        "data": {"train": str(data), "eval": str(data)},
-        "trainer": {size: 5, **own, "layout": layout, **trainer},
-        "checkpoint": {"every": 2},
-        "runtime": {"threads": 2},
-    }
-
-
-def train(
-    name: str, config: dict[str, Any], out: Path, *, begin: Any = "new", until: int = STEPS, listeners: Any = NOBODY
-) -> OfflineResult:
-    """Told to stop after `until` steps."""
-    kind, run = RUNS[name]
-    stop = StopFlag()
-
-    def report(step: int, loss: float, rate: float) -> None:
-        stop.requested = step == until < STEPS
-
-    own = {"begin": begin, "report": report, "now": time.monotonic, "stop": stop, "listeners": listeners}
-    result: OfflineResult = run(kind.model_validate(config), out, **own)
-    return result
-
-
-def told(folder: Path) -> list[float]:
-    """Of each step, and of the held-out rows before and after: all that is measured."""
-    with RunReader(folder) as reader:
-        run = OfflineWatcher(reader).read()
-    assert [each.step for each in run.steps] == [*range(1, STEPS + 1)]
-    assert [each.step for each in run.evaluations] == [0, STEPS]
-    every = [asdict(each.measured) for each in (*run.steps, *run.evaluations)]
-    return [value for each in every for value in each.values() if value is not None]
-
-
-def same(one: Path, other: Path) -> None:
-    """Losses, held-out rows and weights, to float32's rounding of sums."""
-    assert told(other) == pytest.approx(told(one), rel=2e-6, abs=1e-6)
-    weights, found = (load_file(folder / "model" / "model.safetensors") for folder in (one, other))
-    assert found.keys() == weights.keys()
-    for name, tensor in weights.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -182,7 +115,12 @@ def test_others_have_the_ranks(tmp_path: Path, model: Path, by: list[str], more:
             Joined(0, 2, 2, 1),
             r"trainer\.layout is d1, of 1 rank\(s\), and torchrun began 2; .* trainer.layout=d2",
         ),
-        ("d4", Joined(0, 4, 2, 1), "torchrun began 4 ranks, 2 of them on this machine, and all have to be on one"),
+        (
+            "d4",
+            Joined(0, 4, 2, 1),
+            r"torchrun began 4 ranks, 2 of them on this machine, and runtime\.host is 127\.0\.0\.1, where those of "
+            r"others do not find the first; set it to an address of this machine that they reach",
+        ),
         ("d2", Joined(1, 2, 2, 1), "this is rank 1 of 2, and another than the first has no run"),
     ],
 )
@@ -206,6 +144,58 @@ def test_a_world_that_it_matches_is_taken() -> None:
     assert Joined.of({name: value for name, value in told.items() if name != "RANK"}) is None
     config = {"model": {"path": "m"}, "data": {"train": "d"}, "trainer": {"layout": "t2"}}
     check_world(SFTConfig.model_validate(config), Joined(0, 2, 2, 1))
+    more = {"RANK": "3", "WORLD_SIZE": "4", "GROUP_RANK": "1", "LOCAL_RANK": "1", "MASTER_PORT": "29500"}
+    spread = Joined.of({**told, **more})
+    assert spread == Joined(3, 4, 2, os.getppid(), node=1, local=1, at=("127.0.0.1", 29500))
+    assert spread.is_spread
+    config |= {"trainer": {"layout": "d4"}, "runtime": {"host": "10.0.0.7"}}
+    check_world(SFTConfig.model_validate(config), Joined(0, 4, 2, 1))
+
+
+def test_ranks_are_placed_in_a_cluster_as_they_are_numbered(tmp_path: Path) -> None:
+    """With what their nodes are to have: the model, a function's file, the folder."""
+    loss = tmp_path / "own.py"
+    loss.write_text("def loss(batch): ...\n")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    (tmp_path / "marker").write_text("here")
+    place = {"devices_together": 2, "cpus": 4, "strategy": "spread"}
+    given: dict[str, Any] = {
+        "model": {"path": str(tmp_path / "m")},
+        "data": {"train": "d"},
+        "loss": f"{loss}:loss",
+        "trainer": {"layout": "d2t2"},
+        "cluster": {"place": {"trainer": place}, "device": "slot"},
+    }
+    with pytest.raises(ValueError, match=r"cluster has a place of the ranks, and runtime\.kind is inline; set runtime"):
+        SFTConfig.model_validate(given)
+    config = SFTConfig.model_validate({**given, "runtime": {"kind": "ray"}})
+    (team,) = teams_of(config).teams
+    assert team.spread
+    assert [each.seats for each in team.bundles] == [(Seat(f"rank/{rank}", 0.5, 4.0),) for rank in range(4)]
+    needed = [each.path for each in needs_of(config, tmp_path / "marker").files]
+    assert needed == [str(loss), str(tmp_path / "m" / "config.json"), str(tmp_path / "marker")]
+    place["devices_together"] = 3
+    config = SFTConfig.model_validate({**given, "runtime": {"kind": "ray"}})
+    with pytest.raises(ConfigError, match=r"cluster\.place\.trainer has 3 devices for 4 workers, which share them"):
+        teams_of(config)
+    assert teams_of(SFTConfig.model_validate({"model": {"path": "m"}, "data": {"train": "d"}})).teams == ()
+
+
+def test_paths_of_the_commands_folder_are_told_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m").mkdir()
+    (tmp_path / "own.py").touch()
+    config = SFTConfig.model_validate({"model": {"path": "m"}, "data": {"train": "d"}, "loss": "own.py:loss"})
+    told = with_whole_paths(config)
+    assert (told.model.path, told.loss) == (str(tmp_path / "m"), f"{tmp_path / 'own.py'}:loss")
+    hub = SFTConfig.model_validate({"model": {"path": "Qwen/Qwen3-8B"}, "data": {"train": "d"}})
+    assert with_whole_paths(hub) == hub
+
+
+def test_an_address_that_is_every_one_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"host is '0\.0\.0\.0', where nobody finds this machine"):
+        SFTConfig.model_validate({"model": {"path": "m"}, "data": {"train": "d"}, "runtime": {"host": "0.0.0.0"}})
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,9 @@ def test_another_version_is_told(name: str) -> None:
 
 
 def test_ranks_of_one_model_are_on_one_machine() -> None:
-    require_together({"trainer/0": "x", "trainer/1": "x"})
+    require_together({"trainer/0": "x", "trainer/1": "x"}, "weights.host")
     with pytest.raises(NodeUnfit, match="trainer/0, trainer/1 are on several machines, and ranks of one model meet on"):
-        require_together({"trainer/0": "x", "trainer/1": "y"})
+        require_together({"trainer/0": "x", "trainer/1": "y"}, "weights.host")
 
 
 def test_those_who_meet_on_loopback_are_where_the_trainer_is() -> None:

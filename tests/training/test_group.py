@@ -14,7 +14,7 @@ from headrace.algorithms.pieces import PieceError
 from headrace.config import ConfigError
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.wire.wire_types import WireTypes
-from headrace.runtime.workers import Host, Placement, WorkerLost, Workers
+from headrace.runtime.workers import Host, Placement, WorkerError, WorkerLost, Workers
 from headrace.training.group import TrainerGroup
 from headrace.training.layouts.ranks import Layout
 from headrace.training.pieces import Piece
@@ -291,6 +291,31 @@ def test_ranks_have_as_much_over_all_calls_of_a_batch_and_the_next_batch_begins_
                 if call == 2:
                     await group.step()
             assert had == [[10, 0], [10, 20], [30, 20], [40, 20]]
+        finally:
+            await runtime.close()
+
+    asyncio.run(main())
+
+
+def test_a_loss_that_its_own_call_tells_behind_anothers_error_is_what_is_raised() -> None:
+    """A cluster tells who asks of a lost machine before it tells of the worker's end."""
+
+    async def main() -> None:
+        runtime = InlineRuntime()
+        try:
+            workers = await runtime.start(Saving, [3, 2], Placement())
+
+            async def call(method: str, *args: Any, rank: int | None = None, **more: Any) -> list[Any]:
+                if rank == 0:
+                    raise WorkerError(0, "RuntimeError", "the connection was reset", trace="in gloo")
+                await asyncio.sleep(0.05)
+                raise WorkerLost(1, "it is unavailable", worker="saving/1")
+
+            workers.call = call  # type: ignore[method-assign]
+            ranks = RankWorkers(workers, runtime.clock, 1.0, Layout(dp=2, zero=2))
+            with pytest.raises(WorkerLost, match="saving/1 is lost: it is unavailable"):
+                await ranks.each("take_state", {0: (True,), 1: (True,)}, what="a checkpoint")
+            assert workers.lost == {0: "it has a part of the model alone, since saving/1 is lost: it is unavailable"}
         finally:
             await runtime.close()
 

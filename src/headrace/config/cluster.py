@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from headrace.config.base import Section
 from headrace.config.errors import ConfigError
@@ -82,6 +82,19 @@ class PlaceConfig(Section):
         return self.devices_together / workers
 
 
+def _is_a_device(given: str) -> str:
+    if given in _NO_DEVICES:
+        raise ValueError(
+            f"device is {given}, which Ray counts by itself, and no device; use GPU, or a resource by which nodes "
+            "were started (processors: cpus of cluster.place)"
+        )
+    return given
+
+
+Device = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$"), AfterValidator(_is_a_device)]
+"""Of Ray."""
+
+
 class ClusterConfig(Section):
     """With `runtime.kind: ray`. Workers of roles that are named nowhere here are on the node where the command is, and
     ask for nothing."""
@@ -92,23 +105,13 @@ class ClusterConfig(Section):
     """Roles that share devices, as `[[trainer, reference], [critic, reward]]`, or `all`: the first workers of each are
     on the same node and the same device, so are the second ones. They share the most devices that one of them asks
     for, and each has its own processors."""
-    device: str = Field(default="GPU", pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")
+    device: Device = "GPU"
     """What Ray counts as devices: `GPU`, or a resource by which nodes were started, as `slot` of `ray start
     --resources '{"slot": 4}'`."""
     local_devices: int = Field(default=0, ge=0, le=1024)
     """Logical devices, where `device` is not `GPU`, of a Ray that is started for the run."""
     room_deadline_s: float = Field(default=300.0, gt=0)
     """How long a worker whose node is lost waits for room on another one."""
-
-    @field_validator("device")
-    @classmethod
-    def _is_a_device(cls, given: str) -> str:
-        if given in _NO_DEVICES:
-            raise ValueError(
-                f"device is {given}, which Ray counts by itself, and no device; use GPU, or a resource by which nodes "
-                "were started (processors: cpus of cluster.place)"
-            )
-        return given
 
     @field_validator("place", mode="before")
     @classmethod
@@ -164,6 +167,17 @@ class ClusterConfig(Section):
     @property
     def is_given(self) -> bool:
         return bool(self.place or self.colocate)
+
+
+class RanksClusterConfig(Section):
+    """With `runtime.kind: ray`. Unless they are placed, ranks are on the node where the command is, and ask for
+    nothing."""
+
+    place: dict[Literal["trainer"], PlaceConfig] = Field(default={})
+    """Of the ranks, as `trainer: {devices: 1, cpus: 4, strategy: spread}`."""
+    device: Device = "GPU"
+    """What Ray counts as devices: `GPU`, or a resource by which nodes were started, as `slot` of `ray start
+    --resources '{"slot": 4}'`."""
 
 
 def shares_too_many(devices: float) -> str:

@@ -7,10 +7,18 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from headrace.config.base import Section
+from headrace.config.cluster import RanksClusterConfig
 from headrace.config.data import OneSource, Sources, TooLong, TrainingData, check_unweighted
 from headrace.config.layout import LayoutConfig
 from headrace.config.model import ModelConfig
-from headrace.config.sft import OfflineCheckpointConfig, OfflineEvaluationConfig, SFTRuntimeConfig, Trackers, differ
+from headrace.config.sft import (
+    OfflineCheckpointConfig,
+    OfflineEvaluationConfig,
+    SFTRuntimeConfig,
+    Trackers,
+    check_ranks_places,
+    differ,
+)
 from headrace.config.template import TemplateConfig
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
 from headrace.config.values.name_or_function import one_of
@@ -65,10 +73,16 @@ class RMConfig(Section):
     checkpoint: OfflineCheckpointConfig = OfflineCheckpointConfig()
     evaluation: OfflineEvaluationConfig = OfflineEvaluationConfig()
     runtime: SFTRuntimeConfig = SFTRuntimeConfig()
+    cluster: RanksClusterConfig = RanksClusterConfig()
     track: Trackers = ()
     """Where metrics go beside the record in `run.db`, as of `headrace train`. See docs/tracking.md."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data."""
+
+    @model_validator(mode="after")
+    def _ranks_have_places(self) -> RMConfig:
+        check_ranks_places(self.runtime, self.cluster)
+        return self
 
 
 class DPOConfig(Section):
@@ -87,10 +101,16 @@ class DPOConfig(Section):
     checkpoint: OfflineCheckpointConfig = OfflineCheckpointConfig()
     evaluation: OfflineEvaluationConfig = OfflineEvaluationConfig()
     runtime: SFTRuntimeConfig = SFTRuntimeConfig()
+    cluster: RanksClusterConfig = RanksClusterConfig()
     track: Trackers = ()
     """Where metrics go beside the record in `run.db`, as of `headrace train`. See docs/tracking.md."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data."""
+
+    @model_validator(mode="after")
+    def _ranks_have_places(self) -> DPOConfig:
+        check_ranks_places(self.runtime, self.cluster)
+        return self
 
     @model_validator(mode="after")
     def _smooths_dpo(self) -> DPOConfig:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from headrace.config.base import Section
+from headrace.config.cluster import RanksClusterConfig
 from headrace.config.data import OneSource, Sources, TooLong, TrainingData, check_unweighted
 from headrace.config.layout import LayoutConfig
 from headrace.config.model import ModelConfig
 from headrace.config.template import TemplateConfig
 from headrace.config.track import TrackerConfig, each_once
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
+from headrace.config.values.hosts import one_host
 from headrace.config.values.name_or_function import one_of
 
 S = TypeVar("S", bound=Section)
@@ -70,19 +72,35 @@ class SFTTrainerConfig(Section):
 
 class SFTRuntimeConfig(Section):
     kind: Literal["inline", "ray"] = "inline"
-    """`inline`: one rank is in this process, several are processes of this machine. `ray`: ranks are actors of a Ray
-    cluster, on this machine (`pip install 'headrace[cluster]'`)."""
+    """`inline`: one rank is in this process, several are processes of this machine, or of torchrun's. `ray`: ranks are
+    actors of a Ray cluster (`pip install 'headrace[cluster]'`); where, says `cluster.place`."""
     address: str | None = Field(default=None, min_length=1)
     """Of a Ray cluster to join, as `127.0.0.1:6379` or `auto`; unless given, one is started on this machine for the
     run. Its token is the environment's RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH's."""
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Where ranks are on several machines: the address of the first rank's machine that the others reach, on whose
+    network they meet. Nothing there is encrypted, and whoever reaches the ports can take part: let it be on a network
+    of these machines alone. On one machine they meet on loopback."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads of all ranks together; the machine's cores unless given, and at most eight for each."""
+    """CPU threads of all ranks together; the machine's cores unless given, and at most eight for each. Of ranks that
+    are placed, each has `cpus` of `cluster.place.trainer`."""
+
+    @field_validator("host")
+    @classmethod
+    def _host_is_one(cls, given: str) -> str:
+        return one_host(given)
 
     @model_validator(mode="after")
     def _address_is_of_ray(self) -> SFTRuntimeConfig:
         if self.kind == "inline" and self.address is not None:
             raise ValueError(f"address is {self.address!r}, and kind inline; set kind: ray")
         return self
+
+
+def check_ranks_places(runtime: SFTRuntimeConfig, cluster: RanksClusterConfig) -> None:
+    """Raises ValueError with the mend."""
+    if cluster.place and runtime.kind == "inline":
+        raise ValueError("cluster has a place of the ranks, and runtime.kind is inline; set runtime.kind: ray")
 
 
 class OfflineCheckpointConfig(Section):
@@ -112,7 +130,13 @@ class SFTConfig(Section):
     checkpoint: OfflineCheckpointConfig = OfflineCheckpointConfig()
     evaluation: OfflineEvaluationConfig = OfflineEvaluationConfig()
     runtime: SFTRuntimeConfig = SFTRuntimeConfig()
+    cluster: RanksClusterConfig = RanksClusterConfig()
     track: Trackers = ()
     """Where metrics go beside the record in `run.db`, as of `headrace train`. See docs/tracking.md."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the order of the data."""
+
+    @model_validator(mode="after")
+    def _ranks_have_places(self) -> SFTConfig:
+        check_ranks_places(self.runtime, self.cluster)
+        return self

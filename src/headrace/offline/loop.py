@@ -40,6 +40,7 @@ from headrace.observe.trackers.packages import check_packages
 from headrace.offline.model import with_reference
 from headrace.offline.output import OutputFolder
 from headrace.offline.progress import Made, Progress, read_progress, write_progress
+from headrace.offline.ranks.placement import place_of, teams_of
 from headrace.offline.ranks.started import check_world, started
 from headrace.offline.recorder import OfflineView, over, recording
 from headrace.offline.trained.of_config import OfflineConfig
@@ -84,14 +85,17 @@ def look_at(config: OfflineConfig, output: OutputFolder) -> Source:
     source = path_of(config.model.path)
     if source.exists() and source.resolve() == output.model.resolve():
         raise ConfigError(f"{output.model} is the model to begin from, and would be overwritten; give another --dir")
-    check_world(config, Joined.of())
+    joined = Joined.of()
+    check_world(config, joined)
     check_threads(config.runtime.threads)
     check_inputs(config)
     check_packages(sections(config.track))
     device = resolve_device(config.model.device)
     check_model(config.model.path)
     model = read_model_config(config.model.path)
-    check_layout("trainer", config.trainer.layout, model, device, gives_values=isinstance(config, RMConfig))
+    here, scores = place_of(config) is None and (joined is None or not joined.is_spread), isinstance(config, RMConfig)
+    check_layout("trainer", config.trainer.layout, model, device, here=here, gives_values=scores)
+    teams_of(config)  # whose devices may not divide among them
     tokenizer = load_tokenizer(config.model.path)
     stops = read_generation_stops(config.model.path, tokenizer)
     if not stops:

@@ -215,12 +215,13 @@ def require_shared(names: Mapping[str, str], seen: Mapping[str, NodeReport], nee
             )
 
 
-def require_together(machines: Mapping[str, str]) -> None:
-    """`machines`: the loopback of its machine, by worker of one model. Raises NodeUnfit for several machines."""
+def require_together(machines: Mapping[str, str], key: str) -> None:
+    """`machines`: the loopback of its machine, by worker of one model. `key`: of the config, that says where they meet
+    otherwise. Raises NodeUnfit for several machines."""
     if len(dict.fromkeys(machines.values())) > 1:
         raise NodeUnfit(
             f"{', '.join(machines)} are on several machines, and ranks of one model meet on loopback unless "
-            "weights.host says where; set it to an address of the trainer's machine that the others reach, on a "
+            f"{key} says where; set it to an address of the machine of the first of them that the others reach, on a "
             "network of these machines alone, or place them on one, by strategy: pack and a node with room for all"
         )
 

@@ -237,6 +237,8 @@ class RankWorkers:
                 await self._workers.changed.wait_until(
                     lambda: bool(self._workers.lost), self._clock, _LOST_S, lambda: "a rank's end"
                 )
+            if (told := self._ended.get(rank)) is not None:
+                return told  # meanwhile, by the call of the one that is lost
             for other, reason in self._workers.lost.items():
                 if other not in self._ended:
                     return WorkerLost(other, reason, worker=self._workers.handles[other].worker)

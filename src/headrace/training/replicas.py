@@ -48,8 +48,8 @@ class Meeting:
             self.store, port = listening_store(own, seconds)
         except OSError as error:
             raise ConfigError(
-                f"ranks of one model cannot meet on the network of {host}: {error}; set weights.host to an address of "
-                "the trainer's machine that the machines of all ranks reach"
+                f"ranks of one model cannot meet on the network of {host}: {error}; set weights.host to an address "
+                "of the first rank's machine that the machines of all ranks reach (of sft, rm and dpo runtime.host)"
             ) from error
         self.at: At = own, port
 

@@ -15,3 +15,10 @@ def is_loopback(host: str) -> bool:
         return False
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return (mapped or found).is_loopback
+
+
+def one_host(host: str) -> str:
+    """`host`, by which others are to find this machine. Raises ValueError for what is every address of one."""
+    if host in ("0.0.0.0", "::"):
+        raise ValueError(f"host is {host!r}, where nobody finds this machine; give one address that the others reach")
+    return host

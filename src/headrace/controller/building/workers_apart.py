@@ -73,14 +73,14 @@ def _cluster(
         {config.cluster.device: config.cluster.local_devices} if config.cluster.local_devices else {},
         teams=teams,
         room_s=config.cluster.room_deadline_s,
-        needs=lambda memory: needs_of(config, None if folder is None else _marked(folder), memory),
+        needs=lambda memory: needs_of(config, None if folder is None else marked(folder), memory),
         together=together_of(config),
         meet=meeting_of(config),
         shared=shared,
     )
 
 
-def _marked(folder: Path) -> Path:
+def marked(folder: Path) -> Path:
     """A file of the run's folder that no other has."""
     marker = folder / "logs" / "cluster"
     marker.parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from headrace.config import TrainConfig
+from headrace.config.base import Section
 from headrace.config.cluster import ROLES
 from headrace.config.places import layouts_of
 from headrace.config.values.hosts import is_loopback
@@ -37,14 +38,14 @@ _SHARED = "put it on a file system that all nodes share, or copy it to the same 
 def needs_of(config: TrainConfig, folder: Path | None, memory: Path | None) -> Mapping[str, Needs]:
     """By kind. `folder`: a file of the run's folder, and `memory` one in this machine's memory, each of this run alone:
     who sees it sees what is beside it. Without one of the two nothing is asked of it."""
-    functions, modules = _functions(config)
-    models = [*_models(config)]
+    functions, modules = functions_of(config)
+    models = [*models_of(_named_models(config))]
     made: dict[str, Needs] = {}
     for role in ROLES:
         files = [*(functions if role in _CALL else []), *models]
         by_disk = config.transport == "disk" and role in _IN_MEMORY
         if folder is not None and (role in _IN_FOLDER or by_disk):
-            files.append(NeededFile.of(folder, "the run's folder", "give --dir on a file system that all nodes share"))
+            files.append(run_folder(folder))
         if memory is not None and role in _IN_MEMORY and config.weights.transport in _SHARED_MEMORY:
             files.append(
                 NeededFile.of(
@@ -73,7 +74,12 @@ def together_of(config: TrainConfig) -> tuple[str, ...]:
     return tuple(kind for kind, layout in layouts_of(config).items() if kind in _TRAINED or layout.stage)
 
 
-def _functions(config: TrainConfig) -> tuple[list[NeededFile], list[NeededModule]]:
+def run_folder(file: Path) -> NeededFile:
+    """`file`: of the run's folder, and of this run alone. Raises OSError."""
+    return NeededFile.of(file, "the run's folder", "give --dir on a file system that all nodes share")
+
+
+def functions_of(config: Section) -> tuple[list[NeededFile], list[NeededModule]]:
     """What those of the user's are imported from."""
     told: dict[str, str] = {}
     for key, text in texts_of(config.model_dump(mode="json", by_alias=True)):
@@ -91,14 +97,18 @@ def _functions(config: TrainConfig) -> tuple[list[NeededFile], list[NeededModule
     return files, modules
 
 
-def _models(config: TrainConfig) -> Iterator[NeededFile]:
-    named = {
+def models_of(named: Mapping[str, str | None]) -> Iterator[NeededFile]:
+    """Of each folder of a model that is here. `named`: by the config's key. Raises OSError."""
+    for key, name in named.items():
+        if name is not None and (path := path_of(name) / _MODEL).is_file():
+            yield NeededFile.of(path.absolute(), key, _SHARED)
+
+
+def _named_models(config: TrainConfig) -> Mapping[str, str | None]:
+    return {
         "model.path": config.model.path,
         "reference.model": config.reference.model,
         "teacher.model": config.teacher.model,
         "critic.model": config.critic.model,
         "reward.model.path": config.reward.model.path,
     }
-    for key, name in named.items():
-        if name is not None and (path := path_of(name) / _MODEL).is_file():
-            yield NeededFile.of(path.absolute(), key, _SHARED)

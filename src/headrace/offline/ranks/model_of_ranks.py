@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from headrace.controller.building.model_workers import made
 from headrace.controller.building.threads import available_threads
 from headrace.offline.model import by_unit
+from headrace.offline.ranks.placement import place_of, with_whole_paths
 from headrace.offline.ranks.rank import OfflineRank, OfflineRankSpec
 from headrace.offline.trained.of_config import OfflineConfig
 from headrace.offline.units import Unit, parts_of, rows_of
 from headrace.runtime.apart import Apart
 from headrace.runtime.blocking import TurnedLoop
+from headrace.runtime.ground import Ground, on_ground
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.workers import Placement
 from headrace.training.group_state import write
@@ -36,41 +38,49 @@ _AT_ONCE = 16
 
 class ModelOfRanks:
     """Implements `OfflineModel`. Rows go to the ranks that compute with them: those of a part of the data are all told
-    its rows, and its head alone answers. Each method raises WorkerLost once a rank is lost."""
+    its rows, and its head alone answers. Each method raises WorkerLost once a rank is lost, GroundLost once the cluster
+    that they are in has ended."""
 
-    def __init__(self, loop: TurnedLoop, runtime: InlineRuntime, ranks: RankWorkers, max_tokens: int) -> None:
-        """`ranks` are there. `max_tokens`: that one of them takes at once."""
+    def __init__(
+        self, loop: TurnedLoop, runtime: InlineRuntime, place: Apart, ranks: RankWorkers, max_tokens: int
+    ) -> None:
+        """`ranks` are there, in `place`. `max_tokens`: that one of them takes at once."""
         self._loop = loop
         self._runtime = runtime
+        self._place = place
         self._ranks = ranks
         self._max_tokens = max_tokens
 
     @classmethod
-    def start(cls, config: OfflineConfig, device: str, steps: int, place: Apart) -> ModelOfRanks:
-        """Once all have loaded the model, and have come together. `place`: of their processes. Raises what `made`
-        does."""
+    def start(cls, config: OfflineConfig, device: str, steps: int, place: Apart, here: int) -> ModelOfRanks:
+        """Once all have loaded the model, and have come together. `place`: of their processes. `here`: how many share
+        a machine's processors. Raises what `made` does."""
         layout = layout_of(config.trainer.layout)
         loop = TurnedLoop()
         runtime = InlineRuntime(apart=place)
+        placed = place_of(config)
+        shared = max(available_threads(config.runtime.threads) // here, 1)
         where = Placement(
             process=True,
-            threads=max(available_threads(config.runtime.threads) // layout.size, 1),
+            threads=shared if placed is None else max(int(placed.cpus), 1),
             deadline_s=_DEADLINE_S,
         )
 
         async def started() -> RankWorkers:
-            spec = OfflineRankSpec(config, device, steps)
+            spec = OfflineRankSpec(with_whole_paths(config), device, steps)
             workers = await made(OfflineRank, spec, runtime, where, layout.size)
-            ranks = RankWorkers(workers, runtime.clock, _DEADLINE_S, layout)
+            ranks = RankWorkers(workers, runtime.clock, _DEADLINE_S, layout, host=config.runtime.host)
             await ranks.come_together()
             return ranks
 
         try:
-            ranks = loop.run(started())
+            ranks = loop.run(_standing(place, started(), runtime))
         except BaseException:
             _end(loop, runtime)
             raise
-        return cls(loop, runtime, ranks, config.trainer.max_tokens_per_microbatch * config.trainer.layout.budgets)
+        return cls(
+            loop, runtime, place, ranks, config.trainer.max_tokens_per_microbatch * config.trainer.layout.budgets
+        )
 
     def train(self, units: Sequence[Unit]) -> StepReport:
         """See `OfflineModel.train`."""
@@ -99,15 +109,15 @@ class ModelOfRanks:
 
     def save(self, path: Path) -> None:
         """See `OfflineModel.save`."""
-        self._run(write(self._ranks, "save", who_saves(self._ranks), path))
+        self._run(write(self._ranks, "save", who_saves(self._ranks), path.absolute()))
 
     def load(self, path: Path) -> None:
         """See `OfflineModel.load`."""
-        self._run(self._all("load", str(path), what="its part of a checkpoint"))
+        self._run(self._all("load", str(path.absolute()), what="its part of a checkpoint"))
 
     def export(self, path: Path) -> None:
         """See `OfflineModel.export`."""
-        given = dict.fromkeys(who_saves(self._ranks), (str(path),))
+        given = dict.fromkeys(who_saves(self._ranks), (str(path.absolute()),))
         self._run(self._ranks.each("export", given, what="the model to be written"))
 
     def close(self) -> None:
@@ -146,7 +156,12 @@ class ModelOfRanks:
         return await self._ranks.each(method, dict.fromkeys(range(self._layout.size), args), what=what)
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self._loop.run(coroutine)
+        return self._loop.run(_standing(self._place, coroutine, self._runtime))
+
+
+async def _standing(place: Apart, work: Coroutine[Any, Any, T], runtime: InlineRuntime) -> T:
+    """What `work` gives. Raises GroundLost where it stands on a cluster, and that has ended."""
+    return await (on_ground(place, work, runtime) if isinstance(place, Ground) else work)
 
 
 def _end(loop: TurnedLoop, runtime: InlineRuntime) -> None:

@@ -21,6 +21,7 @@ from headrace.training.layouts.ranks import layout_of
 from headrace.training.protocol import StepReport, Written
 from headrace.training.rank_device import rank_device
 from headrace.training.replicas import At, MeetingPlace
+from headrace.weights.seen import Seen, seen_here
 
 _CONFIGS = {"sft_config": SFTConfig, "rm_config": RMConfig, "dpo_config": DPOConfig}
 
@@ -47,6 +48,7 @@ class OfflineRank:
             "digest": Digest,
             "offline_rank_spec": OfflineRankSpec,
             "pack_row": PackRow,
+            "seen": Seen,
             "step_report": StepReport,
             "written": Written,
         }
@@ -61,6 +63,10 @@ class OfflineRank:
         self._trained = model_of(spec.config, device, spec.steps, layout)
         self._meeting = MeetingPlace()
         self._tells = True
+
+    def sees(self) -> Seen:
+        """See `TrainerRank.sees`."""
+        return seen_here()
 
     def meet(self, seconds: float, host: str) -> At:
         """See `TrainerRank.meet`."""

@@ -7,9 +7,10 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from headrace.config import ConfigError
-from headrace.controller.building.workers_apart import in_ray
+from headrace.config.values.hosts import is_loopback
 from headrace.models.loading import resolve_device
 from headrace.offline.model import ModelHere, OfflineModel
+from headrace.offline.ranks.placement import in_cluster
 from headrace.offline.trained.of_config import OfflineConfig, model_of
 from headrace.runtime.apart import Apart
 from headrace.runtime.process.joined import Joined, Joining
@@ -36,10 +37,11 @@ def check_world(config: OfflineConfig, joined: Joined | None) -> None:
             f"trainer.layout is {layout.text}, of {layout.ranks} rank(s), and torchrun began {joined.world}; use "
             f"--nproc-per-node {layout.ranks}, or trainer.layout=d{joined.world} or another of {joined.world} ranks"
         )
-    if joined.here != joined.world:
+    if joined.is_spread and is_loopback(config.runtime.host):
         raise ConfigError(
-            f"torchrun began {joined.world} ranks, {joined.here} of them on this machine, and all have to be on one; "
-            f"use --nnodes 1 --nproc-per-node {joined.world}"
+            f"torchrun began {joined.world} ranks, {joined.here} of them on this machine, and runtime.host is "
+            f"{config.runtime.host}, where those of others do not find the first; set it to an address of this machine "
+            f"that they reach, on a network of these machines alone, or use --nnodes 1 --nproc-per-node {joined.world}"
         )
 
 
@@ -54,10 +56,10 @@ def started(config: OfflineConfig, steps: int, folder: Path) -> OfflineModel:
     run, logs, joined = str(folder), folder / "logs", Joined.of()
     with ExitStack() as met:
         if runtime.kind == "ray":
-            place: Apart = in_ray(run, logs, runtime.address, runtime.threads)
+            place: Apart = in_cluster(config, folder, logs)
         elif joined is not None:
-            joining = met.enter_context(closing(Joining(folder, joined)))
+            joining = met.enter_context(closing(Joining(folder, joined, runtime.host)))
             place = Processes(run, logs=logs, begin=joining.begin)
         else:
             place = Processes(run, logs=logs)
-        return ModelOfRanks.start(config, str(device), steps, place)
+        return ModelOfRanks.start(config, str(device), steps, place, layout.ranks if joined is None else joined.here)

@@ -52,7 +52,7 @@ def bundled(kept: Iterable[Kept | None]) -> Parcel:
     return Parcel(msgpack.packb(parts), buffers)
 
 
-def unbundled(body: Parcel, folder: Path) -> list[Parcel | None]:
+def unbundled(body: Parcel, folder: Path | None) -> list[Parcel | None]:
     """What `bundled` took; None also for what was freed on the way. Segments have to be in `folder`. Raises
     FrameError."""
     try:

@@ -8,10 +8,10 @@ from typing import Any
 
 from headrace.runtime.event_loop import on_own_thread
 from headrace.runtime.process.bundle import unbundled
-from headrace.runtime.process.frames import EMPTY, IN_BAND, Frame, Kind, read_frame, to_bytes
+from headrace.runtime.process.frames import EMPTY, IN_BAND, MOST_APART, Frame, Kind, read_frame, to_bytes
 from headrace.runtime.process.shared_memory import Segment, Segments, Sent, remove
 from headrace.runtime.wire.wire_format import Parcel, pack, unpack
-from headrace.runtime.wire.wire_types import WireTypes
+from headrace.runtime.wire.wire_types import WireError, WireTypes
 
 _LONG = 1 << 23
 """Bytes from which on copying is not for the event loop."""
@@ -25,10 +25,11 @@ class Channel:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         types: WireTypes,
-        segments: Segments,
-        folder: Path,
+        segments: Segments | None = None,
+        folder: Path | None = None,
     ) -> None:
-        """`segments` are written, those in `folder` read."""
+        """`segments` are written, those in `folder` read; without them the other side is on another machine, and all
+        goes through the connection."""
         self._reader = reader
         self._writer = writer
         self._types = types
@@ -53,19 +54,23 @@ class Channel:
         await self.hand_over(kind, call, pack(value, self._types, what), worker, method)
 
     async def hand_over(self, kind: Kind, call: int, parcel: Parcel, worker: str = "", method: str = "") -> None:
-        """What is packed already. Raises ConnectionError if the other side is gone."""
+        """What is packed already. Raises ConnectionError if the other side is gone; WireError for more than goes
+        through a connection."""
         size, segment = sum(map(len, parcel.buffers)), None
-        if size > _LONG:
-            segment = await self._written(parcel)
+        if self._segments is None:
+            if size + len(parcel.envelope) > MOST_APART:
+                raise WireError(f"{worker}.{method} has {size} bytes; {MOST_APART} may be sent at once")
+        elif size > _LONG:
+            segment = await self._written(parcel, self._segments)
         elif size > IN_BAND:
             segment = self._segments.write(parcel.buffers)
         if segment is not None:
             self._sent.add(segment)
         self._write(Frame(kind, call, parcel, worker, method), segment)
 
-    async def _written(self, parcel: Parcel) -> Segment:
+    async def _written(self, parcel: Parcel, segments: Segments) -> Segment:
         """Cancelled meanwhile, nothing of it stays once it is written."""
-        writing = asyncio.ensure_future(on_own_thread(self._segments.write, parcel.buffers))
+        writing = asyncio.ensure_future(on_own_thread(segments.write, parcel.buffers))
         try:
             return await asyncio.shield(writing)
         except asyncio.CancelledError:

@@ -20,6 +20,8 @@ IN_BAND = 1 << 18
 _LENGTHS = struct.Struct("<II")
 _MOST_HEAD = 1 << 22
 _MOST_BODY = MOST_ENVELOPE + IN_BAND
+MOST_APART = 1 << 31
+"""Bytes of a body where the two sides share no memory, and all goes through the socket."""
 
 
 class Kind(StrEnum):
@@ -84,11 +86,13 @@ def to_bytes(frame: Frame, segment: Segment | None = None) -> list[bytes | memor
     return [_LENGTHS.pack(len(head), body), head, frame.body.envelope, *buffers]
 
 
-async def read_frame(reader: asyncio.StreamReader, folder: Path) -> Frame | None:
-    """The next frame; None at the end. Segments have to be in `folder`. Raises FrameError."""
+async def read_frame(reader: asyncio.StreamReader, folder: Path | None) -> Frame | None:
+    """The next frame; None at the end. Segments have to be in `folder`; without one there are none. Raises
+    FrameError."""
+    most = MOST_APART if folder is None else _MOST_BODY
     try:
         head_length, body_length = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
-        if head_length > _MOST_HEAD or body_length > _MOST_BODY:
+        if head_length > _MOST_HEAD or body_length > most:
             raise FrameError(f"a frame of {head_length} and {body_length} bytes is too large")
         head = await reader.readexactly(head_length)
         body = await reader.readexactly(body_length)
@@ -97,7 +101,7 @@ async def read_frame(reader: asyncio.StreamReader, folder: Path) -> Frame | None
     return _frame(head, memoryview(bytearray(body)), folder)
 
 
-def _frame(head: bytes, body: memoryview, folder: Path) -> Frame:
+def _frame(head: bytes, body: memoryview, folder: Path | None) -> Frame:
     try:
         kind, call, worker, method, envelope, name, spans = msgpack.unpackb(head)
         if name is None:
@@ -117,8 +121,10 @@ def _frame(head: bytes, body: memoryview, folder: Path) -> Frame:
         raise FrameError(f"a frame's head of {len(head)} bytes makes no sense: {error}") from error
 
 
-def segment_of(name: Any, spans: Any, folder: Path) -> Segment:
-    """Of which somebody else speaks. Raises FrameError for one that is not in `folder`."""
+def segment_of(name: Any, spans: Any, folder: Path | None) -> Segment:
+    """Of which somebody else speaks. Raises FrameError for one that is not in `folder`, or where there is none."""
+    if folder is None:
+        raise FrameError(f"the segment {str(name)[:100]!r} is named by another machine, whose memory is not seen here")
     if folder not in Path(name).parents or ".." in Path(name).parts:
         raise FrameError(f"the segment {str(name)[:100]!r} is not in {folder}")
     return Segment(name, tuple((offset, length) for offset, length in spans))

@@ -1,5 +1,5 @@
 """Worker processes that another launcher began, as torchrun does: they find the first rank's process by a file in the
-run's folder, which all of them are told, and listen where it has its site.
+run's folder, which all of them are told, and listen where it has its site; on other machines see `joined_apart.py`.
 
 The launcher has their lives: it ends all once one has failed. One that listens leaves signals to the first rank, and
 ends with it.
@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from headrace.runtime.clock import SystemClock
 from headrace.runtime.process.boot import PACKAGE, WorkerBoot, class_at
 from headrace.runtime.process.identity import leave_signals, name_process, open_many_files
+from headrace.runtime.process.joined_apart import Gate, GateKeeper, JoinedApart, Launcher, own_device, served_apart
 from headrace.runtime.process.launch import ChildProcess
 from headrace.runtime.process.origin import Begun, Origin
 from headrace.runtime.process.process_id import ProcessId
@@ -37,6 +38,8 @@ _LOOK_S = 0.05
 _MEET_S = 3600.0
 """In which the first rank has looked at the config and the data."""
 _GONE_S = 30.0
+_TRY_S = 2.0
+"""Between two looks for the launcher of the first machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,17 @@ class Joined:
     """Processes of the world on this machine."""
     launcher: int
     """Its process."""
+    node: int = 0
+    """Which machine of the world this one is."""
+    local: int = 0
+    """Which of this machine's."""
+    at: tuple[str, int] | None = None
+    """Where the launcher of the first machine listens."""
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether ranks are on several machines."""
+        return self.here < self.world
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> Joined | None:
@@ -58,7 +72,16 @@ class Joined:
             return None
         try:
             rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-            return cls(rank, world, int(environment.get("LOCAL_WORLD_SIZE", world)), os.getppid())
+            here, port = int(environment.get("LOCAL_WORLD_SIZE", world)), environment.get("MASTER_PORT")
+            return cls(
+                rank,
+                world,
+                here,
+                os.getppid(),
+                node=int(environment.get("GROUP_RANK", 0)),
+                local=int(environment.get("LOCAL_RANK", 0)),
+                at=None if port is None else (environment["MASTER_ADDR"], int(port)),
+            )
         except ValueError:
             return None
 
@@ -71,15 +94,18 @@ class _Meeting:
     launcher: int
     pid: int
     began: int
+    gate: dict[str, Any] | None = None
+    """Where those of other machines find it: `Gate`."""
 
 
 class Joining:
     """The first rank's side."""
 
-    def __init__(self, folder: Path, joined: Joined) -> None:
-        """`folder`: the run's."""
+    def __init__(self, folder: Path, joined: Joined, host: str) -> None:
+        """`folder`: the run's. `host`: an address of this machine, at which those of other machines reach it."""
         self._file = folder / _MEETING
         self._joined = joined
+        self._keeper = GateKeeper(host) if joined.is_spread else None
 
     async def begin(
         self, origin: Origin, name: str, rank: int, generation: int, where: Placement, folder: Path
@@ -101,8 +127,12 @@ class Joining:
             folder=str(folder),
             paths=[],
         )
-        _write(_boot(folder, rank), boot.text())
-        _write(self._file, json.dumps(asdict(_Meeting(str(folder), self._joined.launcher, own.pid, own.began))))
+        gate = None if self._keeper is None else asdict(await self._keeper.open())
+        if rank < self._joined.here:
+            _write(_boot(folder, rank), boot.text())
+        _write(self._file, json.dumps(asdict(_Meeting(str(folder), self._joined.launcher, own.pid, own.began, gate))))
+        if self._keeper is not None and rank >= self._joined.here:
+            return await JoinedApart.begin(self._keeper, boot, where.start_s)
         clock, end = SystemClock(), time.monotonic() + where.start_s
         while (listens := _read(_listens(folder, rank))) is None:
             if time.monotonic() > end:
@@ -111,8 +141,10 @@ class Joining:
         return JoinedProcess(ProcessId(listens["pid"], listens["began"]), boot)
 
     def close(self) -> None:
-        """Nobody is told of it any more."""
+        """Nobody is told of it any more, or let in."""
         self._file.unlink(missing_ok=True)
+        if self._keeper is not None:
+            self._keeper.close()
 
 
 class JoinedProcess:
@@ -145,6 +177,8 @@ class JoinedProcess:
 def serve(folder: Path, joined: Joined) -> NoReturn:
     """Be another rank's process than the first's, until that lets it go. `folder`: the run's. Raises WaitTimeout;
     WorkerLost if the first rank's process has ended."""
+    if joined.node:
+        _serve_apart(folder, joined)
     meeting, told = _met(folder, joined)
     site, first = Path(meeting.site), ProcessId(meeting.pid, meeting.began)
     boot = WorkerBoot(**told)
@@ -158,9 +192,37 @@ def serve(folder: Path, joined: Joined) -> NoReturn:
     assert own is not None, "the first rank has one"
     asyncio.run(_served(class_at(boot.kind, (PACKAGE,)), boot, listening, own, first))
     _listens(site, boot.rank).unlink(missing_ok=True)
+    _leave(0)
+
+
+def _serve_apart(folder: Path, joined: Joined) -> NoReturn:
+    """As `serve`, on another machine than the first rank's."""
+    own_device(joined.local)
+    name, end = f"rank/{joined.rank}", time.monotonic() + _MEET_S
+    launcher, tried = None if joined.at is None else Launcher(*joined.at), 0.0
+
+    def begun(worker: str) -> None:
+        leave_signals()
+        name_process(worker)
+        open_many_files()
+
+    while time.monotonic() < end:
+        told = _read(folder / _MEETING)
+        if told is not None and told.get("gate") is not None:  # it may be what an earlier run left
+            asyncio.run(served_apart(joined.rank, Gate(**told["gate"]), _end, begun, _leave))
+        if launcher is not None and time.monotonic() - tried > _TRY_S:
+            if launcher.is_lost:
+                raise WorkerLost(joined.rank, "the first rank's launcher has ended", worker=name)
+            tried = time.monotonic()
+        time.sleep(_LOOK_S)
+    raise WaitTimeout(f"the first rank to tell rank {joined.rank} what it is to do, in {folder / _MEETING}", _MEET_S)
+
+
+def _leave(code: int) -> NoReturn:
+    """To end as Python does takes long once torch is there, and the launcher takes a kill for a failure."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # to end as Python does takes long once torch is there, and the launcher takes a kill for a failure
+    os._exit(code)
 
 
 async def _served(kind: Any, boot: WorkerBoot, listening: socket.socket, own: ProcessId, first: ProcessId) -> None:
@@ -197,9 +259,11 @@ def _listens(site: Path, rank: int) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole, or not there."""
+    """Whole, or not there; for this user alone."""
     fresh = path.with_name(f"{path.name}.new")
-    fresh.write_text(text, encoding="utf-8")
+    fresh.unlink(missing_ok=True)
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
     fresh.replace(path)
 
 

@@ -59,6 +59,10 @@ class Server:
         """Answer whoever connects, until the server is closed."""
         return await asyncio.start_unix_server(self._connected, sock=listening)
 
+    async def answer_only(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer whoever is at the other end, on another machine, until the connection ends."""
+        await _Connection(self, Channel(reader, writer, self._types())).run()
+
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         channel = Channel(reader, writer, self._types(), self._segments, self._folder)
         with contextlib.suppress(asyncio.CancelledError):  # at the end of the event loop, which would print it

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Placement
@@ -36,6 +37,13 @@ class Begun(Protocol):
 
     async def clear(self) -> None:
         """Once it has ended: nothing of it is left."""
+
+
+@runtime_checkable
+class Connected(Begun, Protocol):
+    """One of another machine, which has connected itself, and listens nowhere."""
+
+    streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 Begin = Callable[[Origin, str, int, int, Placement, Path], Awaitable[Begun]]

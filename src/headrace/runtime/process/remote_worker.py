@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.runtime.local.member_apart import MemberApart
+from headrace.runtime.process.channel import Channel
 from headrace.runtime.process.link import Link
-from headrace.runtime.process.origin import Begin, Begun, Origin
+from headrace.runtime.process.origin import Begin, Begun, Connected, Origin
 from headrace.runtime.process.shared_memory import Segments
 from headrace.runtime.process.site import socket_path
 from headrace.runtime.protocol import Services
@@ -49,8 +50,12 @@ class RemoteWorker(MemberApart):
         self._process = await self._begin_process(
             origin, self.name, self.rank, self._generation, self._where, self._folder
         )
-        path = socket_path(self._folder, self.name)
-        link = await Link.open(path, origin.types, self._segments, self._services, self.name, self.rank)
+        if isinstance(self._process, Connected):
+            channel = Channel(*self._process.streams, origin.types)
+            link = Link(channel, self._services, self.name, self.rank)
+        else:
+            path = socket_path(self._folder, self.name)
+            link = await Link.open(path, origin.types, self._segments, self._services, self.name, self.rank)
         link.give_up = self.lose
         link.when_cut = lambda reason: self._unlinked(link, reason)
         self._link = link

@@ -42,7 +42,27 @@ class ServedWorker:
     async def serve(self, listening: socket.socket) -> None:
         """Answer until it is told to leave."""
         left = asyncio.Event()
-        server = Server(
+        answering = await self._server(left).listen(listening)
+        await left.wait()
+        answering.close()
+        await self._end()
+
+    async def serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer this connection alone, from another machine, until it is told to leave, or the connection ends.
+        Whether it was told."""
+        left = asyncio.Event()
+        leaving = asyncio.ensure_future(left.wait())
+        answering = asyncio.ensure_future(self._server(left).answer_only(reader, writer))
+        await asyncio.wait([leaving, answering], return_when=asyncio.FIRST_COMPLETED)
+        if not left.is_set():
+            leaving.cancel()
+            return False  # the lane may be in a call that does not end
+        await self._end()
+        answering.cancel()
+        return True
+
+    def _server(self, left: asyncio.Event) -> Server:
+        return Server(
             self._runtime,
             lambda: self._types,
             self._segments,
@@ -52,9 +72,8 @@ class ServedWorker:
             build=self._build,
             leave=left.set,
         )
-        answering = await server.listen(listening)
-        await left.wait()
-        answering.close()
+
+    async def _end(self) -> None:
         self._links.close()
         await self._runtime.close()
         self._made.close()

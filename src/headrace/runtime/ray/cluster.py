@@ -30,7 +30,7 @@ from headrace.runtime.ray.near_process import NearProcess
 from headrace.runtime.ray.nodes import here
 from headrace.runtime.ray.refs import ActorRefs
 from headrace.runtime.ray.reservations import ROOM_LANE, Options, Reservations
-from headrace.runtime.ray.scouts import Inspection
+from headrace.runtime.ray.scouts import HOST_KEY, Inspection
 from headrace.runtime.ray.shelf import SHELF, Shelf
 from headrace.runtime.ray.shelf_watch import ShelfWatch
 from headrace.runtime.refs import Ref, Refs
@@ -77,13 +77,14 @@ class RayCluster:
         together: Collection[str] = (),
         meet: Sequence[str] = (),
         shared: SharedVersions | None = None,
+        host_key: str = HOST_KEY,
     ) -> None:
         """`run` names the run, as its folder does. `address`: of a cluster; unless given, `head` starts one
         here; with neither, this process has to be in one already. `logs`: a folder; what `rollout/0` prints
         is in rollout-0.log there, where a node sees it. `near`: whether workers are spoken to as on this machine, if
         they are. `teams`: what workers ask for. `room_s`: how long one waits for room. `needs`: given a file in this
         machine's memory, what the nodes of workers have to have, by their kind. `together`, `meet`,
-        `shared`: see `Inspection`."""
+        `shared`, `host_key`: see `Inspection`."""
         self.keeps_all = not near
         self._address = address
         self._head = head
@@ -106,6 +107,7 @@ class RayCluster:
         self._together = together
         self._meet = meet
         self._shared = shared
+        self._host_key = host_key
         self._beside: dict[str, Callable[[], str]] = {}
         """By worker, the one that it is beside."""
         self._reservations = Reservations(Teams(), room_s, lambda workers: {})
@@ -245,7 +247,14 @@ class RayCluster:
             return
         marker = self.make_folder("here") / "marker"
         marker.write_text(secrets.token_hex(16))
-        inspection = Inspection(self._needs(marker), self._together, marker, meet=self._meet, shared=self._shared)
+        inspection = Inspection(
+            self._needs(marker),
+            self._together,
+            marker,
+            meet=self._meet,
+            shared=self._shared,
+            host_key=self._host_key,
+        )
         self._reservations = Reservations(self._teams, self._room_s, inspection.require, self._together)
         try:
             self._reservations.begin()

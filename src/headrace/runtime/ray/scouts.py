@@ -28,6 +28,8 @@ from headrace.runtime.node_check import (
 from headrace.runtime.placing import kind_of
 from headrace.runtime.ray import nodes
 
+HOST_KEY = "weights.host"
+"""Of `headrace train`."""
 _LOOK_S = 120.0
 """A node's first process may come from a slow disk."""
 
@@ -51,10 +53,13 @@ class Inspection:
         *,
         meet: Sequence[str] = (),
         shared: SharedVersions | None = None,
+        host_key: str = HOST_KEY,
     ) -> None:
         """`needs`: by kind of worker. `together`: kinds whose workers are to be on one machine. `memory`: a file in the
         memory of the controller's machine, of this run alone. `meet`: kinds whose workers meet on the loopback of the
-        machine where the first kind is, or the controller, if that has no place. `shared`: looked at once."""
+        machine where the first kind is, or the controller, if that has no place. `shared`: looked at once.
+        `host_key`: of the config, that says where workers that are to be together meet otherwise."""
+        self._host_key = host_key
         self._shared = shared
         self._needs = needs
         self._meet = tuple(meet)
@@ -107,7 +112,8 @@ class Inspection:
         machines = {node: self._machines[node] for node in workers}
         on = {worker: machines[node] for node, there in workers.items() for worker in there}
         for kind in self.together:
-            require_together({worker: machine for worker, machine in on.items() if kind_of(worker) == kind})
+            of_kind = {worker: machine for worker, machine in on.items() if kind_of(worker) == kind}
+            require_together(of_kind, self._host_key)
         if meeting := {worker: machine for worker, machine in on.items() if kind_of(worker) in self._meet}:
             if self._home is None:
                 first = (machine for worker, machine in meeting.items() if kind_of(worker) == self._meet[0])

@@ -1,0 +1,72 @@
+"""Where the ranks of an offline trainer are in a cluster, and what the nodes there have to have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from headrace.config import ConfigError
+from headrace.config.cluster import PlaceConfig
+from headrace.config.values.hosts import is_loopback
+from headrace.config.values.name_or_function import is_own
+from headrace.config.values.paths import path_of
+from headrace.controller.building.workers_apart import WorkersApart, in_ray, marked
+from headrace.controller.planning.node_needs import functions_of, models_of, run_folder
+from headrace.offline.ranks.rank import OfflineRank
+from headrace.offline.trained.of_config import OfflineConfig
+from headrace.runtime.node_check import Needs
+from headrace.runtime.placing import Bundle, Seat, Team, Teams
+
+_KIND = OfflineRank.kind
+_HOST_KEY = "runtime.host"
+
+
+def place_of(config: OfflineConfig) -> PlaceConfig | None:
+    """What each rank asks a cluster for; None where they are with the command, and ask for nothing."""
+    return config.cluster.place.get("trainer")
+
+
+def in_cluster(config: OfflineConfig, folder: Path, logs: Path) -> WorkersApart:
+    """The cluster that the ranks are in. `folder`: the output, of which all of their nodes have to see a file. Raises
+    ConfigError."""
+    return in_ray(
+        str(folder),
+        logs,
+        config.runtime.address,
+        config.runtime.threads,
+        teams=teams_of(config),
+        needs=lambda memory: {_KIND: needs_of(config, marked(folder))},
+        together=(_KIND,) if is_loopback(config.runtime.host) else (),
+        host_key=_HOST_KEY,
+    )
+
+
+def teams_of(config: OfflineConfig) -> Teams:
+    """Ranks in their order. Raises ConfigError."""
+    place, count = place_of(config), config.trainer.layout.ranks
+    if place is None:
+        return Teams()
+    try:
+        devices = place.each(count)
+    except ValueError as error:
+        raise ConfigError(f"cluster.place.trainer {error}") from error
+    bundles = tuple(Bundle((Seat(f"{_KIND}/{rank}", devices, place.cpus),)) for rank in range(count))
+    return Teams((Team(bundles, place.strategy == "spread"),), device=config.cluster.device)
+
+
+def needs_of(config: OfflineConfig, marker: Path) -> Needs:
+    """Of each node with ranks. `marker`: a file of the output folder, of this run alone. Raises OSError."""
+    functions, modules = functions_of(config)
+    files = [*functions, *models_of({"model.path": config.model.path}), run_folder(marker)]
+    return Needs(tuple(files), tuple(modules))
+
+
+def with_whole_paths(config: OfflineConfig) -> OfflineConfig:
+    """As ranks are told it, which may be in another folder than the command."""
+    changed: dict[str, Any] = {}
+    if (model := path_of(config.model.path)).exists():
+        changed["model"] = config.model.model_copy(update={"path": str(model.absolute())})
+    name, _, function = config.loss.rpartition(":")
+    if is_own(config.loss) and (file := path_of(name)).is_file():
+        changed["loss"] = f"{file.absolute()}:{function}"
+    return config.model_copy(update=changed)
