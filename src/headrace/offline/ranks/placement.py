@@ -15,7 +15,7 @@ from headrace.controller.planning.node_needs import functions_of, models_of, run
 from headrace.offline.ranks.rank import OfflineRank
 from headrace.offline.trained.of_config import OfflineConfig
 from headrace.runtime.node_check import Needs
-from headrace.runtime.placing import Bundle, Seat, Team, Teams
+from headrace.runtime.placing import Bundle, Claim, Team, Teams
 
 _KIND = OfflineRank.kind
 _HOST_KEY = "runtime.host"
@@ -50,7 +50,7 @@ def teams_of(config: OfflineConfig) -> Teams:
         devices = place.each(count)
     except ValueError as error:
         raise ConfigError(f"cluster.place.trainer {error}") from error
-    bundles = tuple(Bundle((Seat(f"{_KIND}/{rank}", devices, place.cpus),)) for rank in range(count))
+    bundles = tuple(Bundle((Claim(f"{_KIND}/{rank}", devices, place.cpus),)) for rank in range(count))
     return Teams((Team(bundles, place.strategy == "spread"),), device=config.cluster.device)
 
 
