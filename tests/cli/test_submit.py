@@ -91,7 +91,10 @@ def test_a_run_is_a_job_whose_log_and_exit_code_are_the_command_s(tmp_path: Path
             submitted(config, run, address), capture_output=True, text=True, timeout=_WAIT_S, env=wrong
         )
         assert refused.returncode == 1
-        assert "give its token by RAY_AUTH_TOKEN" in refused.stderr
+        told = (
+            f"headrace: the job server at {address} does not take the token that is sent to it, from RAY_AUTH_TOKEN; "
+        )
+        assert told in refused.stderr
 
         process = subprocess.Popen(
             submitted(config, run, address, "trainer.batches=5000"),

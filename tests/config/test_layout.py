@@ -12,7 +12,7 @@ import torch
 from controller_jobs import CONFIGS, make_job
 from hypothesis import given as of
 from hypothesis import strategies as st
-from transformers import ApertusConfig, GPT2Config, LlamaConfig, Olmo2Config, Phi3Config, PreTrainedConfig
+from transformers import ApertusConfig, CohereConfig, GPT2Config, LlamaConfig, Olmo2Config, Phi3Config, PreTrainedConfig
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.layout import LayoutConfig, layers_of_stages
@@ -174,6 +174,21 @@ def test_an_architecture_that_tensor_ranks_cannot_split_is_refused_before_it_is_
     config = given(job, "trainer.layout=t2")
     with nullcontext() if words is None else pytest.raises(ConfigError, match=words):
         check_layouts(config, model, CPU)
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        ("c2", r"^trainer\.layout shares passes among ranks \(tp, cp\), and CohereForCausalLM computes attention or"),
+        ("p2", r"^trainer\.layout has pp 2, and CohereForCausalLM is not made of an embedding, layers,"),
+    ],
+)
+def test_an_architecture_of_its_own_kind_is_refused_before_it_is_loaded(job: Path, layout: str, words: str) -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = CohereConfig(vocab_size=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, **shape)
+    check_layouts(given(job, "trainer.layout=d2"), model, CPU)
+    with pytest.raises(ConfigError, match=words):
+        check_layouts(given(job, f"trainer.layout={layout}"), model, CPU)
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,12 @@ def test_of_ranks_scorers_and_relays(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'headrace[cluster]'")
 def test_on_one_ray(tmp_path: Path) -> None:
+    """At last the raylet, with which all of them end: the run goes on where it is resumed."""
     run = killing(tmp_path, 1, runtime__kind="ray", rollout__workers=2, engine__replicas=2)
     try:
         run.kill(6, {"rollout": 3.0, "engine": 2.0, "trainer": 1.0, "functions": 1.0}, mean_s=4.0)
+        run.kill(7, {"raylet": 1.0}, mean_s=1.0)
+        run.require_end("headrace: the run's Ray has ended: raylet (ended by signal 9); --resume the run once")
         run.finish(4)
     finally:
         run.close()

@@ -105,8 +105,6 @@ def test_a_node_that_does_not_see_what_its_workers_need_is_refused(tmp_path: Pat
         by_name = joined(there, f"cluster.place.{places[1]}", "reward.function=own_reward:score")
         overrides.append(json.dumps(by_name))
         line = [sys.executable, str(_DRAWN), str(config), "1", *overrides]
-        wrong = {**there.environment, "RAY_AUTH_TOKEN": "0" * 64}
-        stranger = subprocess.Popen([*line[:-3]], stdout=subprocess.PIPE, text=True, env=wrong)  # for 20 s
         knows = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path[1:], str(code)])}
         told = subprocess.run(
             line, capture_output=True, text=True, timeout=_WAIT_S, check=True, env=knows
@@ -119,9 +117,6 @@ def test_a_node_that_does_not_see_what_its_workers_need_is_refused(tmp_path: Pat
         assert relayed == [(f"v{number}", (1,)) for number in range(9)], "to the engine here alone"
         assert taken == {0, 1}
         assert not left_in_memory(far, 10.0)
-    (refused,) = json.loads(stranger.communicate(timeout=_WAIT_S)[0])
-    assert refused.startswith(f"no Ray cluster lets this run in at {there.address}: ")
-    assert refused.endswith("give its token by RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH")
     (engine,), (plays,), (short,), (named,) = map(json.loads, told)
     assert (
         "(weights.transport shm: the memory of the machine where the command is), which engine/0 there need; " in engine

@@ -225,6 +225,17 @@ def test_a_rank_that_dies_as_weights_leave_takes_nothing_of_the_record_along(
     assert [data["version"] for kind, data in events if kind == "swap" and data["version"].startswith("v3")] == ["v3~1"]
 
 
+def test_one_that_dies_before_anything_is_trained_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As version 0 leaves, then as its device is measured: the run knows nothing of it."""
+    kill_ranks(monkeypatch, {("snapshot", 0): 0, ("rate", 0): 0})
+    job = make_job(tmp_path / "job", trainer__batches=2, trainer__placement="process")
+    assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 0
+    with RunReader(tmp_path / "run") as reader:
+        reader.counts().check()
+        assert not {event.kind for event in reader.events.read()} & {"trainer_lost", "went_back"}
+        assert [(row.branch, row.record["batch"]) for row in reader.metrics.read("batch")] == [(0, 0), (0, 1)]
+
+
 def test_ranks_that_die_again_and_again_have_all_go_back_then_end_the_run_which_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

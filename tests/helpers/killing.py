@@ -28,19 +28,22 @@ _OTHERS = {
     "headrace-janitor": "janitor",
     "headrace.sandbox import guardian": "guardian",
     "headrace.rewards.processes.worker": "reward",
-    "raylet": "raylet",
-    "gcs_server": "gcs",
 }
+_OF_RAY = {"raylet": "raylet", "gcs_server": "gcs"}
+"""By the name of the process: others are told of it on their command lines."""
 _END_S = 240.0
 
 
 def kind_of(process: psutil.Process) -> str | None:
     """None for what is none of the run's kinds, or has gone."""
     try:
-        said = " ".join([process.name(), *process.cmdline()])
+        name = process.name()
+        said = " ".join([name, *process.cmdline()])
         log = os.path.basename(os.readlink(f"/proc/{process.pid}/fd/1"))
     except (psutil.Error, OSError):
         return None
+    if (of_ray := _OF_RAY.get(name)) is not None:
+        return of_ray
     if (title := _TITLE.search(said)) is not None:
         return title[1]
     if (named := re.fullmatch(r"([a-z]+)-\d+\.log", log)) is not None and "ray" not in named[1]:
@@ -80,11 +83,17 @@ class Killing:
                 self._random.choice(found[kind]).send_signal(signal.SIGKILL)
                 self.killed[kind] += 1
 
+    def require_end(self, said: str) -> None:
+        """What was killed last was more than it can bear: it says so, and ends in order."""
+        assert self._process is not None
+        assert self._process.wait(60.0) == 1, self.said()
+        assert said in self.said(), self.said()
+
     def finish(self, batches: int) -> None:
         """So many batches more, undisturbed: the run ends well."""
-        process = self._living()
-        process.send_signal(signal.SIGTERM)
-        process.wait(_END_S)
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(_END_S)
         _, version = self._version() or (0, 0)
         process = self._begin(f"trainer.batches={version + batches}")
         assert process.wait(_END_S) == 0, self.said()

@@ -23,7 +23,7 @@ from machines import Machine, two_machines
 from ray_node import UP
 
 from headrace.controller.building.ray_head import RayHead
-from headrace.roles.workers.launched_server import free_port
+from headrace.runtime.ports import free_port
 
 Node = subprocess.Popen[str]
 _UP_S = 90.0

@@ -22,9 +22,9 @@ from headrace.engines.servers.kinds import KINDS, ServerKind
 from headrace.engines.servers.launch import ServerLaunch
 from headrace.engines.servers.vllm import VllmDialect
 from headrace.roles.workers import server_engine
-from headrace.roles.workers.launched_server import free_ports
 from headrace.roles.workers.server_engine import ServerEngineWorker, ServerSpec
 from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.ports import free_ports
 from headrace.runtime.workers import Placement, WorkerError
 
 SERVER = """

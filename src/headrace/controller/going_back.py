@@ -28,10 +28,11 @@ Load = Callable[[Path | None], Awaitable[None]]
 
 def is_of_trainer(error: BaseException) -> bool:
     """Whether the trainer or the critic was lost."""
-    return isinstance(error, WorkerLost) and _kind(error) in TRAINERS
+    return isinstance(error, WorkerLost) and kind_of_lost(error) in TRAINERS
 
 
-def _kind(lost: WorkerLost) -> str:
+def kind_of_lost(lost: WorkerLost) -> str:
+    """Of the worker, as `trainer`."""
     return lost.worker.partition("/")[0]
 
 
@@ -86,12 +87,12 @@ class GoingBack:
         committed = parts.checkpointer.committed
         if self._at != committed:
             self._failures, self._at = 0, committed
-        often = self._restarts.after(_kind(lost), clock.now(), batches=parts.flow.batch, committed=committed)
+        often = self._restarts.after(kind_of_lost(lost), clock.now(), batches=parts.flow.batch, committed=committed)
         if often is Measure.STOP:
             raise TooOften(lost, self._restarts)
         left = Version(parts.branch, parts.flow.batch)
         told = {"message": str(lost), "version": str(left)}
-        if often is Measure.RESTART and await self._healing.after(_kind(lost), told):
+        if often is Measure.RESTART and await self._healing.after(kind_of_lost(lost), told):
             return
         self._failures += 1
         then = after_failure(TRAINER, self._failures)
@@ -131,7 +132,7 @@ class GoingBack:
         """Nothing is known of a reference that was refreshed since version 0, which has no files."""
         models, every = self._parts.models, self._plan.config.reference.refresh_every
         refreshed = models.refreshed is not None and every is not None and self._parts.flow.batch >= every
-        names = self._names() if commit.path is None else [_kind(lost)]
+        names = self._names() if commit.path is None else [kind_of_lost(lost)]
         can = all(name in models.renew for name in names)
         return can and self._plan.replay is None and not (commit.path is None and refreshed)
 
@@ -142,7 +143,7 @@ class GoingBack:
         """`every`: the one that is still there, too, if it can be."""
         models = self._parts.models
         for name in self._names():
-            if commit.path is None or name == _kind(lost) or (every and name in models.renew):
+            if commit.path is None or name == kind_of_lost(lost) or (every and name in models.renew):
                 await models.renew[name]()
         await self._runtime.compute(LANE, commit.verify, self._store.files)
         await self._load(commit.path)

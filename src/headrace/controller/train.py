@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from headrace.controller.begin import Begin
+from headrace.controller.beginning import Beginning, load
 from headrace.controller.building.judge_engines import LateAsk, asker, serving, stop_engine
 from headrace.controller.building.models import Models
 from headrace.controller.building.outside_agents import tasks_told
@@ -20,7 +21,6 @@ from headrace.controller.building.rollout_workers import RolloutHands, end_rollo
 from headrace.controller.building.wiring import Parts, connect
 from headrace.controller.going_back import GoingBack
 from headrace.controller.outside import Outside, ThisMachine
-from headrace.controller.planning.origin import begin_from
 from headrace.controller.planning.out_of_memory import told
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.replay import note_replay
@@ -53,7 +53,7 @@ from headrace.runtime.workers import Workers
 from headrace.store import Restored, RunStore, StoreError
 from headrace.store.run_store import DATABASE_NAME
 from headrace.viewer.terminal.showing import Noticed, View
-from headrace.weights.version import INITIAL, Lineage, Version
+from headrace.weights.version import Lineage, Version
 
 _MOST_SPANS = 200_000
 """Of a trace: the last ones are kept."""
@@ -184,11 +184,10 @@ async def _train(
 ) -> Status:
     """Build the run on its record, and see it to its end."""
     async with AsyncExitStack() as stack:
-        models, begun, pool, functions = await _loaded(outside, plan, folder, restored, runtime, stack)
+        models, beginning, pool, functions = await _loaded(outside, plan, folder, restored, runtime, stack)
+        begun, rate = beginning.version, await beginning.rest()
         # First, since only now it is known how many sequences it decodes together.
         lineage = Lineage(begun.branch, store.checkpoints.lineage())
-        if plan.config.engine.colocated or models.engines.lent:  # the first turn is the engines'
-            await together(group.sleep() for group in models.groups)
         await models.engines.start(lineage, models.trainer.receiver())
         hands = None
         try:
@@ -211,7 +210,7 @@ async def _train(
                 "ahead": parts.ahead,
                 "device": resolve_device(plan.config.model.device).type,
             }
-            parts.recorder.rate = await models.trainer.rate()
+            parts.recorder.rate = rate
             parts.recorder.event("started", started)
             try:
                 async with (
@@ -224,8 +223,7 @@ async def _train(
                         models.kl.restore(restored.state)
                         parts.flow.restore(restored.number, restored.ready, restored.running)
                     outside.began(parts)
-                    load = partial(_load_models, plan, models)
-                    back = GoingBack(plan, parts, store, runtime, load, hands)
+                    back = GoingBack(plan, parts, store, runtime, partial(load, plan, models), hands)
                     with outside.at_work():
                         status = await _supervise(
                             parts, RoleTasks(loop_of(parts), parts, runtime, back, outside.ground), runtime, stop
@@ -247,17 +245,19 @@ def _scaling(plan: Plan, models: Models, parts: Parts, hands: RolloutHands | Non
 
 async def _loaded(
     outside: Outside, plan: Plan, folder: Path, restored: Restored | None, runtime: Runtime, stack: AsyncExitStack
-) -> tuple[Models, Version, RewardPools, Workers[FunctionsWorker]]:
-    """Models with what the run begins from, and its version; what scores, until `stack` is closed; and who computes the
-    user's functions. Those that have processes of their own load beside the models."""
-    models: list[tuple[Models, Version]] = []
+) -> tuple[Models, Beginning, RewardPools, Workers[FunctionsWorker]]:
+    """Models with what the run begins from, and what that is; what scores, until `stack` is closed; and who computes
+    the user's functions. Those that have processes of their own load beside the models."""
+    models: list[tuple[Models, Beginning]] = []
     pools: list[RewardPools] = []
     functions: list[Workers[FunctionsWorker]] = []
     ask = LateAsk()
 
-    async def load() -> None:
+    async def build() -> None:
         made = await outside.models(plan, runtime, folder)
-        models.append((made, await _restore_models(plan, made, restored, runtime)))
+        beginning = Beginning(plan, made, restored, runtime.clock)
+        await beginning.bring()
+        models.append((made, beginning))
         if not plan.config.functions_process:
             await compute()  # nothing of the user's is imported in this process while a model is built
 
@@ -268,31 +268,12 @@ async def _loaded(
         functions.append(await outside.functions(plan, runtime))
 
     await together(
-        [load(), score(), *([compute()] if plan.config.functions_process else [])], ["models", "rewards", "functions"]
+        [build(), score(), *([compute()] if plan.config.functions_process else [])], ["models", "rewards", "functions"]
     )
-    ((made, begun),) = models
+    ((made, beginning),) = models
     if plan.needs_engine and any(reward.judges for reward in plan.config.rewards):
         ask.answers = asker(plan, made.engines, made.judges, runtime)
-    return made, begun, pools[0], functions[0]
-
-
-async def _restore_models(plan: Plan, models: Models, restored: Restored | None, runtime: Runtime) -> Version:
-    """Bring the trainer to the commit, and publish the version that the run begins from."""
-    version = INITIAL if restored is None else Version(restored.branch, restored.number)
-    await _load_models(plan, models, None if restored is None else restored.path)
-    if not models.engines.is_absent or version > INITIAL:  # version 0 too: an engine that dies comes back with it
-        await models.trainer.publish(version)
-    return version
-
-
-async def _load_models(plan: Plan, models: Models, path: Path | None) -> None:
-    """Bring models that are as they were made to what the checkpoint in `path` holds; None: to version 0."""
-    if path is not None:
-        await models.trainer.load(path)
-        for name, other in models.parts.items():
-            await other.load(path / name)
-    elif plan.origin is not None:
-        await begin_from(plan.origin, models.trainer, models.critic, plan.config)
+    return made, beginning, pools[0], functions[0]
 
 
 async def _supervise(parts: Parts, roles: RoleTasks, runtime: Runtime, stop: StopRequest) -> Status:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -9,6 +10,7 @@ from aiohttp import web
 from headrace.config import ConfigError
 from headrace.config.values.hosts import is_loopback
 from headrace.gateway.app import GUARDED
+from headrace.runtime.ports import no_port
 
 _SHUTDOWN_S = 5.0
 """How long requests in progress may go on once the server is told to close."""
@@ -29,7 +31,8 @@ class HttpServer:
 async def serve(app: web.Application, host: str, port: int) -> HttpServer:
     """Listen. A client that goes away cancels its request.
 
-    Raises ConfigError for a host beyond loopback unless the application asks for a token, or if it cannot listen.
+    Raises ConfigError for a host beyond loopback unless the application asks for a token, or if it cannot listen;
+    NoPort where any port would do, and none is free.
     """
     check_host(host, guarded=app[GUARDED])
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S)
@@ -38,6 +41,8 @@ async def serve(app: web.Application, host: str, port: int) -> HttpServer:
         await web.TCPSite(runner, host, port).start()
     except (OSError, OverflowError) as error:
         await runner.cleanup()
+        if port == 0 and isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise no_port(host, error) from error
         raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another host or port") from error
     address, bound = runner.addresses[0][:2]
     return HttpServer(f"http://[{address}]:{bound}" if ":" in address else f"http://{address}:{bound}", runner)

@@ -222,19 +222,23 @@ class PackedLM(nn.Module):
         return found.view(len(tokens), self._routed_layers, text.num_experts_per_tok)
 
     def _candidates(self) -> list[PackedForward]:
-        model, config = self.model, self.model.config.get_text_config()
-        candidates = [PackedForward.SEPARATE]
-        if "position_ids" in inspect.signature(model.forward).parameters:
-            candidates.insert(0, PackedForward.MASKED)
-            if model._supports_attention_backend and set(getattr(config, "layer_types", None) or ()) <= _KNOWN_LAYERS:
-                candidates.insert(0, PackedForward.SEGMENTS)
-        return candidates
+        if "position_ids" not in inspect.signature(self.model.forward).parameters:
+            return [PackedForward.SEPARATE]
+        by_segments = [PackedForward.SEGMENTS] if may_keep_segments(self.model) else []
+        return [*by_segments, PackedForward.MASKED, PackedForward.SEPARATE]
 
     def _set_attention(self, kind: PackedForward) -> None:
         register_packed_attention()
         chosen = PACKED_ATTENTION if kind is PackedForward.SEGMENTS else self._own_attention
         if self.model.config._attn_implementation != chosen:
             self.model.set_attn_implementation(chosen)
+
+
+def may_keep_segments(model: Any) -> bool:
+    """Whether `packed_attention` could be its attention, as far as its class and config tell."""
+    layers = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    return takes_positions and bool(model._supports_attention_backend) and layers <= _KNOWN_LAYERS
 
 
 def output_layer(model: Any) -> Any:

@@ -16,16 +16,18 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-async def anew_if_lost(attempt: Callable[[int], Awaitable[T]], clock: Clock) -> T:
-    """What `attempt` gives, told how often a worker was lost in it so far: another follows after a pause. Raises what
-    it raises, and WorkerLost where that is so each time, or where it was waited for long: for room, or for a worker
-    that was not made in time."""
+async def anew_if_lost(
+    attempt: Callable[[int], Awaitable[T]], clock: Clock, is_mended: Callable[[WorkerLost], bool] = lambda lost: True
+) -> T:
+    """What `attempt` gives, told how often a worker was lost in it so far: another follows after a pause. `is_mended`:
+    whether another attempt makes anew who was lost. Raises what it raises, and WorkerLost where that is so each time,
+    or where it was waited for long: for room, or for a worker that was not made in time."""
     losses = 0
     while True:
         try:
             return await attempt(losses)
         except WorkerLost as lost:
-            if isinstance(lost.__cause__, NoRoom | WaitTimeout):
+            if isinstance(lost.__cause__, NoRoom | WaitTimeout) or not is_mended(lost):
                 raise
             losses += 1
             following = after_failure(START, losses)

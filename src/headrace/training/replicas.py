@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore
 
 from headrace.config import ConfigError
+from headrace.runtime.ports import NoPort
 from headrace.training.merging import gathered, merged, plain
 from headrace.training.sums import BatchSums
 from headrace.weights.addresses import LOOPBACK, own_address
@@ -46,6 +47,8 @@ class Meeting:
         try:
             own = own_address(host)
             self.store, port = listening_store(own, seconds)
+        except NoPort as none:
+            raise ConfigError(f"ranks of one model cannot meet: {none}") from none
         except OSError as error:
             raise ConfigError(
                 f"ranks of one model cannot meet on the network of {host}: {error}; set weights.host to an address "

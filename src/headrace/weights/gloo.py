@@ -9,15 +9,16 @@ from typing import Any
 from torch.distributed import Store, TCPStore
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
+from headrace.runtime.ports import bind_to_any
+
 
 def listening_store(host: str, seconds: float) -> tuple[TCPStore, int]:
     """By which a group finds together, and its port, at an address of this machine. `seconds`: that any wait for
-    somebody else may take. Raises OSError."""
+    somebody else may take. Raises OSError, of which NoPort is one."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as listening:
-        listening.bind(address)
+        port = bind_to_any(listening, address)
         listening.listen()
-        port = int(listening.getsockname()[1])
         store = TCPStore(  # which by itself would listen at every address of this machine
             host,
             port,

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from headrace.errors import HeadraceError
-from headrace.roles.workers.launched_server import NoPort, free_ports
+from headrace.runtime.ports import NoPort, free_ports
 from headrace.sandbox.guardian import guarded
 
 _SYSTEM = {"automatic_object_spilling_enabled": False}

@@ -49,6 +49,8 @@ def check_layout(
     _check_divides(name, layout, model.get_text_config())
     if layout.tp > 1:
         _check_split(name, model, gives_values=gives_values)
+    if layout.tp > 1 or layout.cp > 1 or layout.pp > 1:
+        _check_cut(name, layout, model, gives_values=gives_values)
 
 
 def config_of_kind(kind: str, config: TrainConfig, policy: Any) -> Any:
@@ -117,6 +119,15 @@ def _check_split(name: str, config: Any, *, gives_values: bool) -> None:
     model = outline(config, str(config.name_or_path), kind)
     try:
         check_split(model)
+    except ConfigError as error:
+        raise ConfigError(f"{name}.{error}") from error
+
+
+def _check_cut(name: str, layout: LayoutConfig, model: Any, *, gives_values: bool) -> None:
+    from headrace.models.parallel.small_twin import check_cut
+
+    try:
+        check_cut(model, shared=layout.tp > 1 or layout.cp > 1, stages=layout.pp, gives_values=gives_values)
     except ConfigError as error:
         raise ConfigError(f"{name}.{error}") from error
 

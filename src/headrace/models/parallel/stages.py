@@ -45,14 +45,15 @@ def keep_stage(lm: PackedLM, stage: int, stages: int) -> dict[str, Outline]:
     """Cut everything else from the model of `lm`. What parameters the whole model had, by name, in its order. Raises
     ConfigError for an architecture that is not made of such parts, or has fewer layers than stages."""
     if stages > 1:
-        _require_fits(lm, stages)
+        require_stages(lm, stages)
     outlines = _outlines(lm.model, stages)
     for parent, name, _ in _left_out(lm.model, stage, stages):
         setattr(parent, name, PassedOn())
     return outlines
 
 
-def _require_fits(lm: PackedLM, stages: int) -> None:
+def require_stages(lm: PackedLM, stages: int) -> None:
+    """As `keep_stage`, which cuts. Raises ConfigError."""
     model: Any = lm.model
     layers: Any = getattr(model.base_model, "layers", None)
     has_parts = (
@@ -66,10 +67,14 @@ def _require_fits(lm: PackedLM, stages: int) -> None:
             f"layout has pp {stages}, and the model has {len(layers)} layers; use a pp of {len(layers)} at most"
         )
     if not (has_parts and _are_apart(model, stages) and _agrees(lm, stages)):
-        raise ConfigError(
-            f"layout has pp {stages}, and {type(model).__name__} is not made of an embedding, layers, a norm and an "
-            "output layer that compute the same one after another; use pp: 1"
-        )
+        raise without_stages(model, stages)
+
+
+def without_stages(model: PreTrainedModel, stages: int) -> ConfigError:
+    return ConfigError(
+        f"layout has pp {stages}, and {type(model).__name__} is not made of an embedding, layers, a norm and an "
+        "output layer that compute the same one after another; use pp: 1"
+    )
 
 
 def _are_apart(model: Any, stages: int) -> bool:

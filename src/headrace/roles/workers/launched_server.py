@@ -17,7 +17,6 @@ import psutil
 
 from headrace.config.values.hosts import is_loopback
 from headrace.engines.protocol import EngineError
-from headrace.errors import HeadraceError
 from headrace.runtime.process.ends import first_to_end
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.sandbox.guardian import guarded
@@ -177,29 +176,3 @@ def _shared(process: psutil.Process) -> list[str]:
         paths = [each.path for each in process.memory_maps()]
         return [path for path in paths if path.startswith(_OF_SERVERS)]
     return []
-
-
-class NoPort(HeadraceError, OSError):
-    """All ports that the system gives out are taken."""
-
-
-def free_port() -> int:
-    """See `free_ports`."""
-    return free_ports(1)[0]
-
-
-def free_ports(count: int) -> list[int]:
-    """Of this machine's loopback, each another one; somebody else may take them before they are used. Raises NoPort."""
-    ports: list[int] = []
-    with contextlib.ExitStack() as held:
-        try:
-            for _ in range(count):
-                found = held.enter_context(socket.socket())
-                found.bind(("127.0.0.1", 0))
-                ports.append(found.getsockname()[1])
-        except OSError as error:
-            raise NoPort(
-                f"no TCP port is free on 127.0.0.1 ({error.strerror}); end programs that hold many, or widen the "
-                "system's range (sysctl net.ipv4.ip_local_port_range)"
-            ) from error
-    return ports

@@ -18,7 +18,8 @@ from headrace.engines.servers.kinds import KINDS
 from headrace.engines.servers.launch import ServerLaunch
 from headrace.engines.servers.weight_sender import WeightSender
 from headrace.roles.workers.engine_host import EngineHost
-from headrace.roles.workers.launched_server import LaunchedServer, free_port
+from headrace.roles.workers.launched_server import LaunchedServer
+from headrace.runtime.ports import free_port
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.weights.plane import Received, WeightError, WeightOffer, WeightReceiver

@@ -24,7 +24,8 @@ from headrace.runtime.process.boot import PACKAGE, path_of
 from headrace.runtime.process.origin import Origin
 from headrace.runtime.process.processes import Processes
 from headrace.runtime.protocol import Services
-from headrace.runtime.ray.joining import ClusterError, ClusterRefusal, Reached, join
+from headrace.runtime.ray.admission import ClusterError, ClusterRefusal
+from headrace.runtime.ray.joining import Reached, join, leave
 from headrace.runtime.ray.member import RayWorker
 from headrace.runtime.ray.near_process import NearProcess
 from headrace.runtime.ray.nodes import here
@@ -285,6 +286,6 @@ class RayCluster:
         if refs is not None and not self._ended.is_set():
             ray.kill(self._shelf, no_restart=True)
         if self._joins:
-            ray.shutdown()
+            leave()
         if self._head is not None:
             self._head.close()

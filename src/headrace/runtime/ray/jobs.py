@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from ray.exceptions import RayError
+from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from headrace.errors import HeadraceError
 from headrace.runtime.event_loop import on_own_thread
+from headrace.runtime.ray.admission import token_error
 
 _LOOK_S, _STATUS_S = 0.5, 60.0
 _SUBMIT_S = 300.0
@@ -142,15 +143,16 @@ async def _asked(address: str, call: Callable[[], Any], seconds: float) -> Any:
     except TimeoutError as error:
         silent = TimeoutError(f"it has not answered for {seconds:g} s" if not str(error) else str(error))
         raise _unreached(address, silent) from error
+    except AuthenticationError as error:
+        raise JobError(str(token_error(f"the job server at {address}"))) from error
     except (RayError, OSError, RuntimeError, ValueError) as error:
         raise _unreached(address, error) from error
 
 
 def _unreached(address: str, error: Exception) -> JobError:
     return JobError(
-        f"the job server at {address} does not do it: {_one_line(error)}; correct --address, give its token by "
-        "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, and have the head of the cluster started with a dashboard "
-        "(pip install 'headrace[jobs]' there)"
+        f"the job server at {address} does not do it: {_one_line(error)}; correct --address, and have the head of "
+        "the cluster started with a dashboard (pip install 'headrace[jobs]' there)"
     )
 
 

@@ -12,17 +12,15 @@ import ray
 from ray._private import worker
 from ray.exceptions import RayError
 
-from headrace.errors import HeadraceError
 from headrace.runtime.node_check import NodeUnfit
 from headrace.runtime.placing import Node, NoRoom, Placed, Teams, by_node, placed
 from headrace.runtime.ray import nodes
+from headrace.runtime.ray.admission import ClusterError, ClusterRefusal, require_admission
 from headrace.runtime.ray.scouts import Inspection
+from headrace.runtime.ray.signal_handlers import kept_signal_handlers
 
 logger = logging.getLogger(__name__)
 
-_REACH_S = 20.0
-_OWN_NODE = "auto"
-"""The cluster that this machine is a node of, as a job's."""
 _WORDS = 300
 """Characters of Ray's own error."""
 
@@ -58,28 +56,28 @@ class Reached:
         return None
 
 
-class ClusterError(HeadraceError, ConnectionError):
-    """No cluster is there, or it does not let this process in."""
-
-
-class ClusterRefusal(ClusterError):
-    """It has no room for the run, or its nodes lack something."""
-
-
 def join(address: str, namespace: str) -> None:
     """Blocking. Raises ClusterError."""
     logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of a handler for signals, which are ours to handle
-    require_address(address)
     try:
-        _require_somebody(address)
-        ray.init(address=address, log_to_driver=False, configure_logging=False, namespace=namespace)
+        require_admission(address)
+        with kept_signal_handlers():
+            ray.init(address=address, log_to_driver=False, configure_logging=False, namespace=namespace)
+    except ClusterError:
+        raise
     except (RayError, OSError, RuntimeError, ValueError) as error:
         words = " ".join(str(error).split())
         raise ClusterError(
-            f"no Ray cluster lets this run in at {address}: {words[:_WORDS]}; correct runtime.address, and "
-            "give its token by RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+            f"no Ray cluster answers at {address}: {words[:_WORDS]}; correct runtime.address, or look whether the "
+            "cluster is up (`ray status` on a node of it)"
         ) from error
     _keep_quiet()
+
+
+def leave() -> None:
+    """Blocking."""
+    with kept_signal_handlers():
+        ray.shutdown()
 
 
 def _keep_quiet() -> None:
@@ -107,21 +105,4 @@ def looked_at(address: str, teams: Teams, inspection: Inspection) -> tuple[Seque
         raise ClusterRefusal(str(error)) from error
     finally:
         if joins:
-            ray.shutdown()
-
-
-def require_address(address: str) -> None:
-    """Raises ClusterError for what is no HOST:PORT, where Ray itself would wait, or look for one."""
-    host, _, port = address.rpartition(":")
-    if address != _OWN_NODE and (not host or not port.isdecimal() or "/" in host):
-        raise ClusterError(
-            f"runtime.address is {address}; write HOST:PORT, the address of the cluster's head, as 127.0.0.1:6379 "
-            "(`ray start --head` prints it)"
-        )
-
-
-def _require_somebody(address: str) -> None:
-    """Ray itself waits for minutes where nobody listens. Raises OSError."""
-    host, _, port = address.rpartition(":")
-    if address != _OWN_NODE:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+            leave()

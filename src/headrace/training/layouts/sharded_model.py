@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import register_fsdp_forward_method
 
-from headrace.config import ConfigError
 from headrace.models.file_weights import FileWeights
-from headrace.models.packed_lm import PackedForward, PackedLM
+from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
 from headrace.models.parallel.expert_share import expert_modules
+from headrace.models.parallel.shareable import require_shareable
 from headrace.models.parallel.stages import Outline, keep_stage
 from headrace.runtime.progress import mark
 from headrace.training.layouts.group import RankGroup
@@ -50,11 +50,8 @@ class ShardedModel:
         Raises ConfigError for an architecture that cannot be cut up so."""
         model: Any = lm.model
         shared = ranks.shared_pass()
-        if shared is not None and not (lm.forward_kind is PackedForward.SEGMENTS and lm.has_plain_head):
-            raise ConfigError(
-                f"layout shares passes among ranks (tp, cp), and {type(model).__name__} computes attention or its "
-                "output in a way that cannot be shared; use tp: 1, cp: 1"
-            )
+        if shared is not None:
+            require_shareable(lm)
         if ranks.tensor is not None:
             split_layers(model, ranks.tensor)
         self.keeps = ranks.layout.zero == 2

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore
 
+from headrace.runtime.ports import NoPort
 from headrace.weights.devices import device_named
 from headrace.weights.gloo import listening_store
 from headrace.weights.plane import WeightError
@@ -47,6 +48,8 @@ class Relay:
         """The port of the store by which groups find together, at an address of this machine. Raises WeightError."""
         try:
             self._store, port = listening_store(host, self._still_s)
+        except NoPort as none:
+            raise WeightError(f"relays cannot meet: {none}") from none
         except OSError as error:
             raise WeightError(f"relays cannot meet at {host}: {error}; set weights.host to an address here") from error
         return port

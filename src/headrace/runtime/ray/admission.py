@@ -1,0 +1,96 @@
+"""Whether a cluster is there and lets this process in, asked before Ray joins it: Ray tries for 20 s, and tells of a
+wrong token as of a cluster that does not answer."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from ray._private import services
+from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
+from ray.exceptions import AuthenticationError
+
+from headrace.errors import HeadraceError
+
+_REACH_S = 20.0
+_OWN_NODE = "auto"
+"""The cluster that this machine is a node of, as a job's."""
+_MODE, _TOKEN, _PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+_BY_TOKEN = "token"
+_MEND = (
+    f"set {_TOKEN} to the token that the cluster was started with, or {_PATH} to a file that has it "
+    "(`ray get-auth-token` prints it there)"
+)
+
+
+class ClusterError(HeadraceError, ConnectionError):
+    """No cluster is there, or it does not let this process in."""
+
+
+class ClusterRefusal(ClusterError):
+    """It has no room for the run, or its nodes lack something."""
+
+
+class TokenError(ClusterError):
+    """A cluster is there, and does not take the token of this process, or there is none."""
+
+
+def require_admission(address: str) -> None:
+    """Blocking, for a minute at most. Raises ClusterError, OSError and RayError: nobody answers, TokenError."""
+    require_address(address)
+    found = services.canonicalize_bootstrap_address(address) if address == _OWN_NODE else address
+    if found is None:
+        raise ClusterError(
+            f"runtime.address is {address}, and this machine is a node of no Ray cluster; write its head's HOST:PORT, "
+            "or set RAY_ADDRESS to it"
+        )
+    host, _, port = found.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()  # Ray would wait for minutes
+    if _mode() == _BY_TOKEN and _tokenless() is not None:  # Ray ends whoever asks without one
+        raise token_error(f"the Ray cluster at {address}")
+    try:
+        GcsClient(address=found)
+    except AuthenticationError as error:
+        raise token_error(f"the Ray cluster at {address}") from error
+
+
+def token_error(whose: str) -> TokenError:
+    """Of `whose` answer to what this process sends, or could not send."""
+    if (mode := _mode()) != _BY_TOKEN:
+        return TokenError(f"{whose} wants a token, and {_MODE} is {mode}, so that none is sent; set it to {_BY_TOKEN}")
+    if (why := _tokenless()) is not None:
+        return TokenError(f"{whose} wants a token, and {why}; {_MEND}")
+    return TokenError(f"{whose} does not take the token that is sent to it, from {_source()}; {_MEND}")
+
+
+def _mode() -> str:
+    return os.environ.get(_MODE, _BY_TOKEN).lower()
+
+
+def _tokenless() -> str | None:
+    """Why there is none to send."""
+    try:
+        is_there = AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True)
+    except AuthenticationError:
+        return f"the file that {_PATH} names, {os.environ.get(_PATH)}, has none, or cannot be read"
+    return None if is_there else f"there is none: {_TOKEN} and {_PATH} are not set"
+
+
+def _source() -> str:
+    """Where the token is that Ray sends: in the order in which Ray itself looks for one."""
+    if os.environ.get(_TOKEN):
+        return _TOKEN
+    if path := os.environ.get(_PATH):
+        return f"{path} ({_PATH})"
+    return f"{Path.home()}/.ray/auth_token"
+
+
+def require_address(address: str) -> None:
+    """Raises ClusterError for what is no HOST:PORT, where Ray itself would wait, or look for one."""
+    host, _, port = address.rpartition(":")
+    if address != _OWN_NODE and (not host or not port.isdecimal() or "/" in host):
+        raise ClusterError(
+            f"runtime.address is {address}; write HOST:PORT, the address of the cluster's head, as 127.0.0.1:6379 "
+            "(`ray start --head` prints it)"
+        )
