@@ -187,9 +187,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"trainer__placement": "process", "trainer__layout": "d4e3"},
         "ep is 3, and does not divide dp x cp, 4; use 1, 2, 4",
     ),
-    "a critic": (
-        {"algorithm__recipe": "ppo", "critic__placement": "process", "critic__layout": "d2e2"},
-        "critic.layout has ep 2, and a policy's experts alone are shared out",
+    "no experts for each of a critic's": (
+        {"algorithm__recipe": "ppo", "critic__placement": "process", "critic__layout": "d3e3"},
+        "critic.layout has ep 3: each of so many ranks has as many of the 8 experts of a layer",
     ),
     "replay from a server": (
         {"engine__kind": "sglang", "algorithm__router_replay": True},

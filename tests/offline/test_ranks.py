@@ -25,7 +25,7 @@ from headrace.offline.loop import RankLost
 from headrace.offline.ranks.placement import needs_of, teams_of, with_whole_paths
 from headrace.offline.ranks.started import check_world
 from headrace.offline.units import Unit, parts_of
-from headrace.runtime.placing import Seat
+from headrace.runtime.placing import Claim
 from headrace.runtime.process.joined import Joined
 
 
@@ -172,7 +172,7 @@ def test_ranks_are_placed_in_a_cluster_as_they_are_numbered(tmp_path: Path) -> N
     config = SFTConfig.model_validate({**given, "runtime": {"kind": "ray"}})
     (team,) = teams_of(config).teams
     assert team.spread
-    assert [each.seats for each in team.bundles] == [(Seat(f"rank/{rank}", 0.5, 4.0),) for rank in range(4)]
+    assert [each.claims for each in team.bundles] == [(Claim(f"rank/{rank}", 0.5, 4.0),) for rank in range(4)]
     needed = [each.path for each in needs_of(config, tmp_path / "marker").files]
     assert needed == [str(loss), str(tmp_path / "m" / "config.json"), str(tmp_path / "marker")]
     place["devices_together"] = 3
