@@ -12,6 +12,7 @@ from headrace.controller.building.rollout_workers import RolloutHands
 from headrace.engines.member import Member
 from headrace.engines.pool import EnginePool
 from headrace.engines.pool_state import EngineState
+from headrace.errors import HeadraceError
 from headrace.observe.events import EventSink
 from headrace.weights.plane import WeightReceiver
 
@@ -41,8 +42,8 @@ class Scaling:
         self._one = asyncio.Lock()
 
     async def answer(self, asked: Mapping[str, Any], say: Say) -> None:
-        """`{"scale": {"engines": N, "rollout_workers": N}}`, one or both. Raises ConfigError, and what starting and
-        ending them raises; what was done by then stays."""
+        """`{"scale": {"engines": N, "rollout_workers": N}}`, one or both. Raises ConfigError, also where one
+        does not start or end; what was done by then stays."""
         wanted = asked.get("scale")
         if set(asked) != {"scale"} or not isinstance(wanted, dict) or not wanted or set(wanted) - set(_KEYS):
             raise ConfigError(f"a run can be asked to scale {' and '.join(_KEYS)}, and was asked {dict(asked)}")
@@ -98,7 +99,10 @@ class Scaling:
         if count() == wanted:
             say(f"{what}: {wanted}, as before")
         while count() != wanted:
-            await (add() if count() < wanted else remove())
+            try:
+                await (add() if count() < wanted else remove())
+            except HeadraceError as error:
+                raise ConfigError(f"{what}: {count()}, and not {wanted}: {error}") from error
             self._event("scaled", {"what": what, "count": count()})
             say(f"{what}: {count()}")
 

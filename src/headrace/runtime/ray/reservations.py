@@ -31,6 +31,9 @@ _NODE_LABEL = "ray.io/node-id"
 _RESERVED_S = 10.0
 """In which a group is there, unless somebody else took the room."""
 _LOOK_S = 1.0
+_ADDED_S = 10.0
+"""For which one waits that is added to a run: what others gave back is free a moment later, and somebody waits to hear
+of it."""
 _UNFIT_S = 30.0
 """After which an unfit node is looked at again: it may have been slow, or was mended."""
 _GPU = "GPU"
@@ -61,9 +64,9 @@ class Reservations:
         require: Callable[[Mapping[str, Sequence[str]]], Mapping[str, str]],
         together: Collection[str] = (),
     ) -> None:
-        """`room_s`: for which a worker waits for room. `require`: looks at nodes, by id, for the workers that are to be
-        there, and tells each one's machine; blocks, and raises NodeUnfit. `together`: kinds of which all workers of a
-        team are on one machine, and are made anew together."""
+        """`room_s`: for which a worker that has lost its place waits for room. `require`: looks at nodes, by id, for
+        the workers that are to be there, and tells each one's machine; blocks, and raises NodeUnfit. `together`: kinds
+        of which all workers of a team are on one machine, and are made anew together."""
         self._teams = teams
         self._require = require
         self._together = tuple(together)
@@ -72,6 +75,8 @@ class Reservations:
         self._room_s = room_s
         self._reserved: dict[tuple[str, ...], _Reserved] = {}
         """By the workers of the bundle."""
+        self._seated = {worker for team in teams.teams for bundle in team.bundles for worker in bundle.workers}
+        """Who has a place from the start, or had one since."""
         self._turn = asyncio.Lock()
 
     def begin(self) -> list[Placed]:
@@ -94,7 +99,8 @@ class Reservations:
             return await services.compute(LANE, _here)
         bundle = next(each for each in team.bundles if worker in each.workers)
         clock, waits = services.clock, False
-        end = clock.now() + self._room_s
+        seconds = self._room_s if worker in self._seated else min(self._room_s, _ADDED_S)
+        end = clock.now() + seconds
         while (reserved := await services.compute(LANE, self._kept, worker, bundle, team)) is None:
             try:
                 async with self._turn:
@@ -102,13 +108,13 @@ class Reservations:
                 break
             except NoRoom as none:
                 if clock.now() >= end:
-                    raise NoRoom(
-                        f"{worker} has waited {self._room_s:g} s for room (cluster.room_deadline_s): {none}"
-                    ) from none
+                    key = " (cluster.room_deadline_s)" if seconds == self._room_s else ""
+                    raise NoRoom(f"{worker} has waited {seconds:g} s for room{key}: {none}") from none
                 if not waits:
-                    logger.warning("%s waits for room, for %g s at most: %s", worker, self._room_s, none)
+                    logger.warning("%s waits for room, for %g s at most: %s", worker, seconds, none)
                     waits = True
             await clock.sleep(_LOOK_S)
+        self._seated.add(worker)
         return self._options(worker, reserved)
 
     def beside(self, worker: str) -> Options:
