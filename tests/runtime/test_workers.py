@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from runtime_worker_kinds import Closing, Point, Probe, Spec
 
@@ -23,7 +24,7 @@ from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.virtual import run_virtually
 from headrace.runtime.wire.copying import ENVIRONMENT
 from headrace.runtime.wire.wire_types import WireError
-from headrace.runtime.workers import Host, Placement, WorkerError, WorkerLost, Workers
+from headrace.runtime.workers import Host, Placement, Silence, WorkerError, WorkerLost, Workers
 
 Main = Callable[[Runtime], Coroutine[Any, Any, None]]
 Run = Callable[[Main], None]
@@ -220,6 +221,26 @@ def test_one_that_is_stuck_is_ended_with_the_reason_and_can_be_made_anew(
         RUNS[kind](main)
     else:
         processes(main, logs=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_ray")
+def test_a_far_actor_whose_loop_does_not_turn_is_ended_with_the_reason_and_can_be_made_anew() -> None:
+    """Of processes, and so of near actors: `test_process.py`."""
+
+    async def main(runtime: Runtime) -> None:
+        probes = await runtime.start(Probe, [A], replace(HERE, silence=Silence(1.0, "runtime.stuck.event_loop_s")))
+        (victim,) = await probes.call("pid", what="its process")
+        words = r"probe/0 is lost: its event loop has not turned for [12] s, of which 1 are allowed \(runtime\.stuck\."
+        began = runtime.clock.now()
+        with pytest.raises(WorkerLost, match=words):
+            await probes.call("block_loop", 60.0, what="it")
+        assert runtime.clock.now() - began < 15
+        await probes.restart(0)
+        assert not psutil.pid_exists(victim)
+        assert await probes.call("word", what="words") == ["a of probe/0"]
+
+    RUNS["ray_far"](main)
 
 
 def test_a_call_has_a_deadline_which_names_worker_and_purpose(run: Run) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 from agent_runs import make_sampling_job, samples_of
-from served_run import Run, begun, guardian_of, of_name, require_no_loss, server_of, worker_of
+from ray_run import actor, gone
+from served_run import Run, begun, below, guardian_of, of_name, require_no_loss, server_of, until_batch, worker_of
 from vllm_server import PYTHON, needs_vllm
 
 from headrace.cli.main import main
+from headrace.config.values.hosts import is_loopback
 from headrace.observe.run_record import RunWatcher
 from headrace.store import RunReader
 
@@ -60,3 +67,49 @@ def test_turns_of_an_agent_that_samples_in_ways_of_its_own_are_trained_as_they_w
     found = [sample for sample in samples_of(tmp_path / "run") if sample.temperatures is not None]
     trained = {float(at) for sample in found for at in sample.temperatures[sample.loss_mask]}
     assert trained == {float(np.float32(0.6)), 1.5}
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'headrace[cluster]'")
+def test_in_ray_its_worker_is_an_actor_beside_it_and_nobody_else_asks_it(tmp_path: Path) -> None:
+    """It listens on loopback alone; who plays, in another actor, has its tokens through the runtime."""
+    process, run = begun(
+        tmp_path,
+        runtime__kind="ray",
+        rollout__workers=1,
+        engine__kind="vllm",
+        engine__python=PYTHON,
+        engine__args={"skip_tokenizer_init": True},
+    )
+    try:
+        until_batch(run, 1, process)
+        worker, plays = (actor(process, run, name) for name in ("engine-0", "rollout-0"))
+        parents = [each.parent() for each in (worker, plays)]
+        assert [each and each.name() for each in parents] == ["raylet", "raylet"]
+        processes = worker.children(recursive=True)
+        assert {server_of(process, SERVER), of_name(process, "EngineCore")} <= {*processes}
+        places = [each.laddr for _, each in connections(processes) if each.status == psutil.CONN_LISTEN]
+        assert places
+        assert all(is_loopback(place.ip) for place in places)
+        ports, asks, end = {place.port for place in places}, set[int](), time.monotonic() + 10
+        while worker.pid not in asks and time.monotonic() < end:  # its health, each second
+            others = [each for each in below(process) if each not in processes]
+            asks |= {one.pid for one, each in connections(others) if each.raddr and each.raddr.port in ports}
+        assert asks == {worker.pid}
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, out[-3000:]
+    with RunReader(run) as reader:
+        reader.counts().check()
+        records = [row.record for row in reader.metrics.read("batch")]
+    assert not any(record["failed_samples"] for record in records)
+    assert not gone(processes, 10.0)
+
+
+def connections(processes: Iterable[psutil.Process]) -> Iterator[tuple[psutil.Process, Any]]:
+    """Over TCP, of those that are there."""
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):
+            for each in one.net_connections("tcp"):
+                yield one, each
