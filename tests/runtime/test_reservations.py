@@ -73,8 +73,6 @@ def test_workers_of_a_lost_node_wait_for_room_and_go_elsewhere(monkeypatch: pyte
     """One that is added does not wait so long."""
     from headrace.runtime.ray import reservations
 
-    monkeypatch.setattr(reservations, "_ADDED_S", 0.5)
-
     async def main(runtime: InlineRuntime) -> None:
         workers = await runtime.start(Probe, [Spec("a"), Spec("b")], _WHERE)
         pids = await workers.call("pid", what="their processes")
@@ -83,8 +81,10 @@ def test_workers_of_a_lost_node_wait_for_room_and_go_elsewhere(monkeypatch: pyte
         (far,) = await workers.call("keep", 9, rank=0, what="a ref")
         own = runtime.put({"x": np.arange(3)})
         words = r"probe/2 has waited 0\.5 s for room: no node has room for"  # both devices are taken
-        with pytest.raises(WorkerLost, match=words):
-            await workers.add(Spec("c"))
+        with monkeypatch.context() as patch:
+            patch.setattr(reservations, "_ADDED_S", 0.5)
+            with pytest.raises(WorkerLost, match=words):
+                await workers.add(Spec("c"))
 
         lose(first)
         with pytest.raises(WorkerLost):
