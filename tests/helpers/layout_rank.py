@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from datetime import timedelta
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,13 @@ def require_part_alone(trained: HFTrainer, peak: int, folder: Path, load: Any) -
     assert not whole
 
 
+def require_waits(seconds: float) -> None:
+    """Of every group of this process."""
+    groups = [group for group in dist.distributed_c10d._world.pg_map if isinstance(group, dist.ProcessGroup)]
+    waits = [group._get_backend(torch.device("cpu")).options._timeout for group in groups]
+    assert set(waits) == {timedelta(seconds=seconds)}, waits
+
+
 class SharesWithItself(group.RankGroup):
     """One rank, whose passes go the way of ranks that share them: where there is one device."""
 
@@ -235,6 +243,7 @@ def run(folder: Path, case: dict[str, Any], rank: int) -> None:
         (into / "report.json").write_text(json.dumps({**report, **scored}))
         save_file(tensors, into / "weights.safetensors")
     if trained._ranks is not None:
+        require_waits(SECONDS)
         trained._ranks.close()
         _clear_sharding_prop_cache()  # it knows a mesh by its ranks and names, and the groups of this one are gone
 
