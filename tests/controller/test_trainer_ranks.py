@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,10 @@ from safetensors.torch import load_file
 
 from headrace.cli.main import main
 from headrace.store import RunReader
+from headrace.store.journal import Journal
+from headrace.training.pieces import Piece
 from headrace.training.rank_workers import RankWorkers
+from headrace.training.state import read_record, read_state
 
 Weights = dict[str, torch.Tensor]
 pytestmark = [pytest.mark.slow, pytest.mark.cpu]
@@ -27,9 +32,10 @@ AS_SGD = {
     "trainer__optimizer__betas": [0.0, 0.0],
     "trainer__optimizer__eps": 1e4,
     "trainer__optimizer__lr": 1e4,
-    "trainer__max_grad_norm": 1e6,
+    "trainer__max_grad_norm": 0.5,
 }
-"""AdamW divides by |g| + eps: with eps far above all gradients a step is lr / eps times the gradient."""
+"""AdamW divides by |g| + eps: with eps far above all gradients a step is lr / eps times the gradient, which is clipped
+here."""
 
 
 def trained(folder: Path, layout: object, *more: str, **changes: Any) -> tuple[list[dict[str, Any]], Weights]:
@@ -41,8 +47,20 @@ def trained(folder: Path, layout: object, *more: str, **changes: Any) -> tuple[l
         assert reader.status().name == "finished"
         reader.counts().check()
         records = [row.record for row in reader.metrics.read("batch")]
-    last = max((folder / "run" / "checkpoints").glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
-    return records, load_file(last / "model" / "model.safetensors")
+    return records, load_file(last_checkpoint(folder) / "model" / "model.safetensors")
+
+
+def last_checkpoint(folder: Path) -> Path:
+    saved = (folder / "run" / "checkpoints").glob("step_*")
+    return max(saved, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def gradients(folder: Path, weights: Weights) -> Weights:
+    """What the last step was made by, clipped: with betas of 0, the first moments of the run's last checkpoint."""
+    last = last_checkpoint(folder)
+    found = {f"exp_avg.{name}": Piece.of_whole(torch.empty_like(tensor)) for name, tensor in weights.items()}
+    read_state(last, read_record(last), found, exactly=False)
+    return {name.removeprefix("exp_avg."): piece.tensor for name, piece in found.items()}
 
 
 REFERENCE = {"algorithm__kl__coefficient": 0.1, "reference__placement": "hybrid"}
@@ -77,12 +95,13 @@ CRITIC = {
     ],
 )
 def test_ranks_step_as_one_does(tmp_path: Path, layouts: list[object], changes: dict[str, Any]) -> None:
-    """Loss, norm and weights of the first batch, whose rollouts are the same: to float32's rounding of sums."""
+    """Loss, norm, gradients and weights of the first batch, whose rollouts are the same: to float32's rounding of sums.
+    Of each tensor gradients to 4e-6 of the largest one, and the change of weights to as much of itself, beside one unit
+    in the last place of the weight."""
     alone = {key: value for key, value in changes.items() if key != "critic__layout"}
     (one, *_), weights = trained(tmp_path / "1", "d1", trainer__batches=1, **alone)
     begun = load_file(tmp_path / "1" / "job" / "model" / "model.safetensors")
-    moved = max(float((weights[name] - begun[name]).abs().max()) for name in begun)
-    assert moved > 1e-4
+    of_one = gradients(tmp_path / "1", weights)
     for number, layout in enumerate(layouts):
         (other, *_), found = trained(tmp_path / f"ranks{number}", layout, trainer__batches=1, **changes)
         assert other["trained_tokens"] == one["trained_tokens"]
@@ -93,8 +112,13 @@ def test_ranks_step_as_one_does(tmp_path: Path, layouts: list[object], changes: 
         if "critic__layout" in changes:
             assert other["critic_loss"] == pytest.approx(one["critic_loss"], rel=1e-5)
         assert found.keys() == weights.keys()
-        apart = max(float((weights[name] - found[name]).abs().max()) for name in weights)
-        assert apart <= 1e-6 * moved + 1e-7
+        own = gradients(tmp_path / f"ranks{number}", weights)
+        for name, tensor in weights.items():
+            apart, most = (float(each.abs().max()) for each in (own[name] - of_one[name], of_one[name]))
+            assert most > 0
+            assert apart <= 4e-6 * most, name
+            apart, moved = (float((tensor - other).abs().max()) for other in (found[name], begun[name]))
+            assert apart <= 4e-6 * moved + 2.0**-23 * float(tensor.abs().max()), name
 
 
 def test_a_resumed_run_of_ranks_is_the_run_bit_for_bit(tmp_path: Path) -> None:
@@ -189,6 +213,43 @@ def test_what_another_replica_has_whole_is_healed_bit_for_bit(
         assert "went_back" not in kinds
         rows = reader.metrics.read("batch")
         assert [(row.branch, row.record["batch"]) for row in rows] == [(0, batch) for batch in range(len(whole))]
+
+
+def test_a_rank_is_healed_while_rollouts_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In `async`: groups that run when it dies come to their end while it is away, as they were issued."""
+    told = kill_ranks(monkeypatch, {("add_up", 2): 1})
+    outcomes, run = RankWorkers._outcomes, tmp_path / "run"
+    running: list[set[tuple[int, ...]]] = []
+    """Before the loss, and as the other heals it."""
+
+    async def watched(ranks: RankWorkers, method: str, args: Mapping[int, Any], what: str) -> Any:
+        if method == "heal" or (method == "add_up" and not running and [name for name, _ in told].count(method) == 2):
+            with closing(sqlite3.connect(run / "run.db")) as database:
+                rows = database.execute("SELECT epoch, position, attempt FROM attempts WHERE state = 'running'")
+                running.append(set(rows))
+        return await outcomes(ranks, method, args, what)
+
+    monkeypatch.setattr(RankWorkers, "_outcomes", watched)
+    apart = {"trainer__placement": "process", "trainer__layout": {"dp": 2}, "async__mode": "async"}
+    job = make_job(tmp_path / "job", trainer__batches=4, record__journal="all", **apart)
+    slow = "import time\n\ndef score(response, row):\n    time.sleep(0.1)\n    return sum(map(ord, response)) % 7 / 7\n"
+    (tmp_path / "job" / "reward.py").write_text(slow)
+    assert main(["train", str(job), "--dir", str(run), "--plain"]) == 0
+    before, after = running
+    assert before - after, "some came to their end meanwhile"
+    with RunReader(run) as reader:
+        assert reader.status().name == "finished"
+        reader.counts().check()
+        assert not reader.counts().dropped
+        kinds = [event.kind for event in reader.events.read()]
+        assert (kinds.count("trainer_lost"), kinds.count("trainer_healed")) == (1, 1)
+        assert not {"went_back", "reissued"} & {*kinds}
+        rows = reader.metrics.read("batch")
+        assert [(row.branch, row.record["batch"]) for row in rows] == [(0, batch) for batch in range(4)]
+    journal = Journal(run / "journal")
+    receipts = [each for writer in {one.writer for one in journal.segments()} for each in journal.written(writer)]
+    assert before <= {each.key for each in receipts}
+    assert {each.issue for each in receipts} == {0}
 
 
 def test_what_nobody_else_has_is_trained_again_since_the_commit(

@@ -10,8 +10,10 @@ import json
 import shutil
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
+from datetime import timedelta
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ from safetensors.torch import save_file
 from tensor_bytes import tensor_bytes
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from training_helpers import CONFIGS
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
@@ -59,6 +63,8 @@ AS_SGD = OptimizerConfig(lr=1e4, betas=(0.5, 0.9), eps=1e4, weight_decay=1e-6)
 COLUMNS = ("logprob", "entropy", "whole_entropy", "kept_mass", "first_choice")
 SECONDS = 120.0
 MOST = 20
+IN_PAIRS = 12
+"""Tokens of a micro-batch of two stages: a call has more than two, so that schedules differ."""
 
 
 def rows(*, kept: bool, routed: bool = False, begin_alike: bool = True) -> list[PackRow]:
@@ -134,8 +140,8 @@ def trainer(case: dict[str, Any], layout: Layout, folder: Path) -> HFTrainer:
             model,
             config=TrainerConfig(
                 optimizer=AS_SGD.model_copy(update={"offload": case.get("offload", False)}),
-                max_grad_norm=1e6,
-                max_tokens_per_microbatch=MOST,
+                max_grad_norm=case.get("clip", 1e6),
+                max_tokens_per_microbatch=MOST if layout.pp != 2 else IN_PAIRS,
             ),
             loss=value_loss if values else loss,
             total_steps=10,
@@ -179,6 +185,65 @@ def require_part_alone(trained: HFTrainer, peak: int, folder: Path, load: Any) -
     assert not whole
 
 
+def gradients(trained: HFTrainer, *, joint: bool) -> dict[str, Tensor]:
+    """What the first step of `AS_SGD` was made by, clipped, whole and by name: its first moments, which are half of it.
+    Ranks that have the same part of one have the same bits of it."""
+    pieces = {
+        name.removeprefix("exp_avg."): replace(piece, tensor=2 * piece.tensor.cpu())
+        for name, piece in trained.saved(copies=False).state.items()
+        if name.startswith("exp_avg.")
+    }
+    flat = torch.zeros(sum(prod(piece.whole) for piece in pieces.values()))
+    sizes = [prod(piece.whole) for piece in pieces.values()]
+    found = {
+        name: part.view(piece.whole) for (name, piece), part in zip(pieces.items(), flat.split(sizes), strict=True)
+    }
+    for name, piece in pieces.items():
+        if piece.is_first:
+            found[name][piece.box] = piece.tensor
+    if joint:
+        dist.all_reduce(flat)
+    assert all(torch.equal(found[name][piece.box], piece.tensor) for name, piece in pieces.items())
+    return found
+
+
+@contextmanager
+def watched_pipeline(layout: Layout, rank: int) -> Iterator[list[dict[str, Any]]]:
+    """Of each pass through a pipeline that trains: which schedule it was, how many micro-batches, and of how many of
+    them at most this rank had what their passes back need."""
+    calls: list[dict[str, Any]] = []
+    run, pass_on = PipelineScheduleSingle.step, PipelineStage.forward_one_chunk
+
+    def stepped(schedule: Any, *args: Any, **more: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return run(schedule, *args, **more)
+        calls.append({"by": type(schedule).__name__, "chunks": schedule._n_microbatches, "held": 0})
+        return run(schedule, *args, **more)
+
+    def passed(stage: Any, *args: Any, **more: Any) -> Any:
+        found = pass_on(stage, *args, **more)
+        if torch.is_grad_enabled():
+            calls[-1]["held"] = max(calls[-1]["held"], len(stage.fwd_cache))
+        return found
+
+    with (
+        mock.patch.object(PipelineScheduleSingle, "step", stepped),
+        mock.patch.object(PipelineStage, "forward_one_chunk", passed),
+    ):
+        yield calls
+    stage = layout.place(rank).pp
+    for call in calls:
+        one_by_one = call["by"] == "Schedule1F1B"
+        assert call["held"] == (min(layout.pp - stage, call["chunks"]) if one_by_one else call["chunks"]), call
+
+
+def require_waits(seconds: float) -> None:
+    """Of every group of this process."""
+    groups = [group for group in dist.distributed_c10d._world.pg_map if isinstance(group, dist.ProcessGroup)]
+    waits = [group._get_backend(torch.device("cpu")).options._timeout for group in groups]
+    assert set(waits) == {timedelta(seconds=seconds)}, waits
+
+
 class SharesWithItself(group.RankGroup):
     """One rank, whose passes go the way of ranks that share them: where there is one device."""
 
@@ -215,7 +280,13 @@ def run(folder: Path, case: dict[str, Any], rank: int) -> None:
     if "loads" in case:
         trained.load(folder / case["loads"] / "saved")
     of_begin = trained.outputs(pack(given)).tolist() if case.get("values") else None
-    report = step(trained, given, layout, rank)
+    if not layout.joint and layout.size == 1:
+        save_file({name: tensor.clone() for name, tensor in trained.tensors()}, into / "begun.safetensors")
+    with watched_pipeline(layout.of_replica, inner) as calls:
+        report = step(trained, given, layout, rank)
+    of_step = gradients(trained, joint=layout.joint)
+    if inner == 0:
+        save_file(of_step, into / f"gradients-{copy}.safetensors")
     if layout.pp > 1:  # by turns: what stages receive into is given back
         awake = tensor_bytes()
         trained.sleep()
@@ -232,9 +303,10 @@ def run(folder: Path, case: dict[str, Any], rank: int) -> None:
     if layout.joint and copy == 0:
         publish_by_parts(trained, tensors, into / "slots", rank)
     if rank == 0:
-        (into / "report.json").write_text(json.dumps({**report, **scored}))
+        (into / "report.json").write_text(json.dumps({**report, **scored, "pipeline": calls}))
         save_file(tensors, into / "weights.safetensors")
     if trained._ranks is not None:
+        require_waits(SECONDS)
         trained._ranks.close()
         _clear_sharding_prop_cache()  # it knows a mesh by its ranks and names, and the groups of this one are gone
 

@@ -31,7 +31,7 @@ class LayoutConfig(Section):
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
     """With pp, in what order a rank takes micro-batches. `1f1b`: after the first ones a backward pass follows each
     forward pass, so that it keeps the activations of pp micro-batches at most. `gpipe`: all forward passes first, so
-    that it keeps those of all micro-batches of a call, 4 pp."""
+    that it keeps those of all micro-batches of a call, 4 pp. A call that has fewer than pp goes as by `gpipe`."""
     ep: int = Field(default=1, ge=1, le=1024)
     """Expert-parallel: so many of the ranks of data and context share the experts of each layer among them, and tokens
     go to whoever has their experts. No more ranks: it divides dp / replicas x cp. Tensor ranks share them in any case.

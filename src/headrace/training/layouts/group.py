@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import product
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from headrace.config.values.hosts import is_loopback
 from headrace.models.parallel.shared_pass import Ranks, SharedPass
@@ -31,10 +31,12 @@ class RankGroup:
     """Everything here is done by all ranks, in one order."""
 
     def __init__(self, layout: Layout, rank: int, meeting: Meeting | At, seconds: float, device: torch.device) -> None:
-        """Once all are there. `layout`: of one replica. `meeting`, `seconds`: see `Replicas`. `device`: of this rank
-        alone, if it is not the CPU. torch's default group of this process is theirs. Raises RuntimeError."""
+        """Once all are there. `layout`: of one replica. `meeting`, `seconds`: see `Replicas`; of all groups that
+        are made here. `device`: of this rank alone, if it is not the CPU. torch's default group of this process is
+        theirs. Raises RuntimeError."""
         assert layout.model_replicas == 1, "it is of one replica"
-        (store, own), wait = come_to(meeting, seconds), timedelta(seconds=seconds)
+        store, own = come_to(meeting, seconds)
+        self._wait = timedelta(seconds=seconds)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(own))
         backend = "gloo"
         if device.type == "cuda":  # what ranks tell each other in plain data goes through the host
@@ -42,16 +44,18 @@ class RankGroup:
             torch.cuda.set_device(device)
             if not is_loopback(own):
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", interface_of(own))
-        dist.init_process_group(backend, store=store, rank=rank, world_size=layout.size, timeout=wait)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=layout.size, timeout=self._wait)
         self.layout = layout
         self.rank = rank
         self.stage = layout.place(rank).pp
-        shape, names = (layout.pp, layout.dp * layout.cp, layout.tp), (_STAGES, _SHARDS, _TENSOR)
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+        self._device_type = device.type
+        every = torch.arange(layout.size).view(layout.pp, layout.dp * layout.cp, layout.tp)
+        # A mesh that makes its groups itself has torch's wait in them, half an hour.
+        groups = [self._along(every, dim) for dim in range(3)]
+        mesh = DeviceMesh.from_group(groups, device.type, every, mesh_dim_names=(_STAGES, _SHARDS, _TENSOR))
         self.shards: DeviceMesh = mesh[_SHARDS]
         """Of data and context: among which parameters are cut up."""
         self.tensor: DeviceMesh | None = mesh[_TENSOR] if layout.tp > 1 else None
-        self._mesh = mesh
         self.stages: dist.ProcessGroup = mesh[_STAGES].get_group()
         """Of a pipeline, in their order: who have the same part of the data, of the tokens and of each matrix."""
         self._context = self._own(self._along_context()) if layout.cp > 1 else None
@@ -64,8 +68,10 @@ class RankGroup:
         copies, sharing = self.shards.size() // layout.ep, layout.ep * layout.tp
         if sharing == 1:
             return None
-        every = self.shards if layout.tp == 1 else self._mesh[_SHARDS, _TENSOR]._flatten()
-        return every._unflatten(0, (copies, sharing), (_COPIES, _EXPERTS))
+        every = torch.arange(layout.size).view(layout.pp, copies, sharing)
+        groups = [self.stages, self._along(every, 1), self._along(every, 2)]
+        mesh = DeviceMesh.from_group(groups, self._device_type, every, mesh_dim_names=(_STAGES, _COPIES, _EXPERTS))
+        return mesh[_COPIES, _EXPERTS]
 
     def shared_pass(self) -> SharedPass | None:
         """With whom this rank shares its passes."""
@@ -124,11 +130,19 @@ class RankGroup:
         """torch's default group is nobody's again."""
         dist.destroy_process_group()
 
-    def _own(self, groups: Iterator[list[int]]) -> dist.ProcessGroup | None:
+    def _along(self, every: Tensor, dim: int) -> dist.ProcessGroup:
+        """Of the ranks that differ from this one along `dim` alone; `every`: all, as a mesh. torch's default group, if
+        those are all."""
+        everybody = every.shape[dim] == self.layout.size
+        own = dist.group.WORLD if everybody else self._own(every.movedim(dim, -1).flatten(0, -2).tolist())
+        assert own is not None, "each rank is in one of them"
+        return own
+
+    def _own(self, groups: Iterable[list[int]]) -> dist.ProcessGroup | None:
         """That of `groups` which this rank is in. All are made by all ranks."""
         own = None
         for ranks in groups:
-            group = dist.new_group(ranks)
+            group = dist.new_group(ranks, timeout=self._wait)
             own = group if self.rank in ranks else own
         return own
 
