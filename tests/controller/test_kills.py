@@ -44,6 +44,8 @@ MOSTLY_WORKERS = {
     "janitor": 0.5,
     RUN: 0.4,
 }
+OF_PARTS = {"trainer": 3.0, "relay": 3.0, "critic": 2.0, "reference": 2.0, "engine": 1.0}
+OF_ACTORS = {"rollout": 3.0, "engine": 2.0, "trainer": 1.0, "functions": 1.0}
 
 
 def killing(tmp_path: Path, seed: int, **changes: object) -> Killing:
@@ -71,6 +73,7 @@ def test_of_whatever_is_killed_nothing_is_lost_and_nothing_counts_twice(tmp_path
     finally:
         run.close()
     assert run.killed.total() == KILLS, run.killed
+    assert run.seen >= MOSTLY_WORKERS.keys(), "a kind is called otherwise, and is never killed"
     came_to = require_nothing_lost(run.folder, ETA)
     sys.stderr.write(f"killed {dict(run.killed)} in {run.lives} lives; groups that were finished: {dict(came_to)}\n")
 
@@ -80,11 +83,12 @@ def test_of_whatever_is_killed_nothing_is_lost_and_nothing_counts_twice(tmp_path
 def test_of_ranks_scorers_and_relays(tmp_path: Path) -> None:
     run = killing(tmp_path, 2, **PARTS)
     try:
-        run.kill(KILLS // 8, {"trainer": 3.0, "relay": 3.0, "critic": 2.0, "reference": 2.0, "engine": 1.0}, mean_s=3.0)
+        run.kill(KILLS // 8, OF_PARTS, mean_s=3.0)
         run.finish(4)
     finally:
         run.close()
     assert run.killed.total() == KILLS // 8, run.killed
+    assert run.seen >= OF_PARTS.keys()
     came_to = require_nothing_lost(run.folder, ETA)
     sys.stderr.write(f"killed {dict(run.killed)} in {run.lives} lives; groups that were finished: {dict(came_to)}\n")
 
@@ -96,7 +100,8 @@ def test_on_one_ray(tmp_path: Path) -> None:
     """At last the raylet, with which all of them end: the run goes on where it is resumed."""
     run = killing(tmp_path, 1, runtime__kind="ray", rollout__workers=2, engine__replicas=2)
     try:
-        run.kill(6, {"rollout": 3.0, "engine": 2.0, "trainer": 1.0, "functions": 1.0}, mean_s=4.0)
+        run.kill(6, OF_ACTORS, mean_s=4.0)
+        assert run.seen >= OF_ACTORS.keys()
         run.kill(7, {"raylet": 1.0}, mean_s=1.0)
         run.require_end("headrace: the run's Ray has ended: raylet (ended by signal 9); --resume the run once")
         run.finish(4)

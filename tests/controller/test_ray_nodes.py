@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ray_node import STORE
 from ray_nodes import Node, Nodes, can_unshare, lose, nodes, raylet
 from ray_run import actors, begun, command, gone, job_config, require_whole
 from served_run import until_batch
@@ -104,6 +105,7 @@ def test_a_node_that_does_not_see_what_its_workers_need_is_refused(tmp_path: Pat
         overrides = [json.dumps(joined(there, f"cluster.place.{place}", *shm)) for place in places]
         by_name = joined(there, f"cluster.place.{places[1]}", "reward.function=own_reward:score")
         overrides.append(json.dumps(by_name))
+        overrides.append(json.dumps([*joined(there, f"cluster.place.{places[1]}"), STORE + 1]))
         line = [sys.executable, str(_DRAWN), str(config), "1", *overrides]
         knows = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path[1:], str(code)])}
         told = subprocess.run(
@@ -117,13 +119,15 @@ def test_a_node_that_does_not_see_what_its_workers_need_is_refused(tmp_path: Pat
         assert relayed == [(f"v{number}", (1,)) for number in range(9)], "to the engine here alone"
         assert taken == {0, 1}
         assert not left_in_memory(far, 10.0)
-    (engine,), (plays,), (short,), (named,) = map(json.loads, told)
+    (engine,), (plays,), (short,), (named,), (stored,) = map(json.loads, told)
     assert (
         "(weights.transport shm: the memory of the machine where the command is), which engine/0 there need; " in engine
     )
     assert "it is another machine, which weights in shared memory do not reach: place trainer and engine on" in engine
     assert f"has no {code}/reward.py (reward.function), which rollout/0 there need; put it on a file system" in plays
     assert "finds no module own_reward (reward.function), which rollout/0 there need; install it there, or put" in named
+    assert stored.startswith("samples of a batch take up to 0.20 GiB of the object store of the node 127.0.0.1 (")
+    assert "which has 0.20 GiB; start Ray there with more (ray start --object-store-memory=419430402; it" in stored
     assert short.startswith("no node has room for rollout/0, which ask for 2 slot and 1 CPU (2 devices of one node)")
 
 

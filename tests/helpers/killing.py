@@ -60,6 +60,8 @@ class Killing:
         self._random = random.Random(seed)
         self._log = log
         self.killed: Counter[str] = Counter()
+        self.seen: set[str] = set()
+        """Kinds that were there whenever a process was to be killed."""
         self.lives = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -74,6 +76,7 @@ class Killing:
                 for each in psutil.Process(process.pid).children(recursive=True):
                     if (kind := kind_of(each)) is not None:
                         found.setdefault(kind, []).append(each)
+            self.seen |= found.keys()
             (kind,) = self._random.choices([*weights], [*weights.values()])
             if kind not in found or process.poll() is not None:
                 continue

@@ -11,6 +11,8 @@ import signal
 import sys
 
 UP = "up"
+STORE = 200 * 2**20
+"""Bytes of its object store."""
 
 
 def main(address: str, resources: str, own: str = "127.0.0.1") -> None:
@@ -22,7 +24,7 @@ def main(address: str, resources: str, own: str = "127.0.0.1") -> None:
         gcs_address=address,
         node_ip_address=own,
         include_dashboard=False,
-        object_store_memory=200 * 2**20,
+        object_store_memory=STORE,
         num_gpus=0,
         **told,
     )

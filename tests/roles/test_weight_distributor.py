@@ -56,14 +56,16 @@ class House:
     def __init__(self, publisher: WeightPublisher, trainer: Any = None) -> None:
         self.runtime = InlineRuntime()
         self.published, self.failures = Signal(), 0
+        self.events: list[tuple[str, dict[str, Any]]] = []
         context = RoleContext(
-            self.runtime, cast(Any, None), cast(Any, None), cast(Any, SimpleNamespace()), lambda *_: None, 20.0,
-            activity=Activity(),
+            self.runtime, cast(Any, None), cast(Any, None), cast(Any, SimpleNamespace()),
+            lambda kind, data: self.events.append((kind, data)), 20.0, activity=Activity(),
         )  # fmt: skip
         trainer = trainer or OneTensor()
         self.weight: Any = getattr(trainer, "weight", None)
         rank = TrainerRank(trainer, self.runtime, Task((), {}), plane=publisher)
-        group = TrainerGroup("trainer", RankHere(rank, self.runtime, "trainer"))
+        receiver = None if publisher.transport == "memory" else (publisher.transport, publisher.address)
+        group = TrainerGroup("trainer", RankHere(rank, self.runtime, "trainer"), receiver=receiver)
         self.distributor = WeightDistributor(context, group, self.published, self._failed)
 
     def _failed(self) -> None:
@@ -130,6 +132,30 @@ def test_each_version_arrives_as_it_was_copied(publisher: WeightPublisher) -> No
                 assert tensors["weight"].tolist() == [float(number)] * 4
         finally:
             await house.runtime.close()
+
+    asyncio.run(main())
+
+
+def test_by_what_and_how_fast_a_version_left_is_told(publisher: WeightPublisher) -> None:
+    """But for one that left by a pointer. The one tensor has 4 numbers of 4 bytes."""
+
+    async def main() -> None:
+        house = House(publisher)
+        try:
+            for number in range(2):
+                await house.publish(number)
+            await house.distributor.settled()
+        finally:
+            await house.runtime.close()
+        if publisher.transport == "memory":
+            assert house.events == []
+            return
+        assert [(kind, told["version"], told["transport"], told["bytes"]) for kind, told in house.events] == [
+            ("weights_sent", f"v{number}", publisher.transport, 16) for number in range(2)
+        ]
+        for _, told in house.events:
+            assert told["seconds"] > 0
+            assert told["bytes_per_s"] == pytest.approx(16 / told["seconds"], rel=0.02)
 
     asyncio.run(main())
 

@@ -14,11 +14,12 @@ from headrace.runtime.node_check import (
     Needs,
     NodeReport,
     NodeUnfit,
-    SharedVersions,
+    SharedNeeds,
     look,
     require,
     require_met,
     require_shared,
+    require_stores,
     require_together,
     versions,
 )
@@ -94,12 +95,41 @@ def test_a_module_that_only_the_driver_s_disk_has_is_told(tmp_path: Path) -> Non
 def test_shared_memory_is_needed_where_the_trainer_is_and_by_each_relay() -> None:
     memory = {"own": "A", "a": "B", "a2": "B", "c": "C"}
     there = {"a": ["trainer/0", "engine/0"], "a2": ["engine/1"], "c": ["engine/2", "engine/3", "rollout/0"]}
-    shared = SharedVersions(10, ("engine", "proximal"), unplaced=("proximal/0", "functions/0"))
+    shared = SharedNeeds(10, ("engine", "proximal"), unplaced=("proximal/0", "functions/0"))
     assert shared.on_nodes(there, memory, "own") == {"a": 10, "c": 20, "own": 10}
-    each = SharedVersions(10, ("engine",), each=True)
+    each = SharedNeeds(10, ("engine",), each=True)
     assert each.on_nodes(there, memory, "own") == {"a": 20, "a2": 10, "c": 20}
-    here = SharedVersions(10, ("engine",), unplaced=("trainer/0",))
+    here = SharedNeeds(10, ("engine",), unplaced=("trainer/0",))
     assert here.on_nodes({"c": ["engine/0"]}, memory, "own") == {"own": 10, "c": 10}
+
+
+def test_samples_are_where_the_command_is_or_in_the_stores_of_those_that_play() -> None:
+    memory = {"own": "A", "a": "A", "b": "A"}
+    there = {"a": ["trainer/0", "rollout/0"], "b": ["rollout/1", "rollout/2"]}
+    needs = SharedNeeds(10, columns=7)
+    assert needs.on_nodes(there, memory, "own", near=True) == {"own": 7, "a": 10}
+    assert needs.on_nodes(there, memory, "own") == {"a": 10}
+    assert needs.in_stores(there, "own") == {"a": 3, "b": 5}
+    one_here = SharedNeeds(0, unplaced=("rollout/3",), columns=8)
+    assert one_here.on_nodes(there, memory, "own", near=True) == {"own": 8}
+    assert one_here.in_stores(there, "own") == {"a": 2, "b": 4, "own": 2}
+    small = SharedNeeds(0, columns=8, in_files=False)
+    assert small.on_nodes(there, memory, "own", near=True) == {}
+    assert small.in_stores(there, "own") == {"a": 3, "b": 6}
+    assert SharedNeeds(10).in_stores(there, "own") == {}
+    assert needs.told(near=True).endswith("for each relay, and the samples of a batch, where the command is,")
+    assert one_here.told(near=True) == "the samples of a batch, where the command is,"
+
+
+def test_an_object_store_that_is_too_small_is_told() -> None:
+    stores, names, hosts = {"a": 3 << 30}, {"a": "10.0.0.7 (a)"}, {"a": "far"}
+    require_stores(names, hosts, stores, {"a": 3 << 30})
+    with pytest.raises(NodeUnfit) as unfit:
+        require_stores(names, hosts, stores, {"a": 4 << 30})
+    assert str(unfit.value).startswith(
+        "samples of a batch take up to 4.00 GiB of the object store of the node 10.0.0.7 (a) on far, which has 3.00 "
+        "GiB; start Ray there with more (ray start --object-store-memory=8589934592;"
+    )
 
 
 def test_the_node_that_has_too_little_shared_memory_is_told() -> None:
@@ -108,9 +138,9 @@ def test_the_node_that_has_too_little_shared_memory_is_told() -> None:
 
     seen = {"a": has("A", 9), "b1": has("B", 5), "b2": has("B", 5)}
     names = {node: f"10.0.0.7 ({node})" for node in seen}
-    require_shared(names, seen, {"a": 9 << 30, "b1": 3 << 30, "b2": 2 << 30})
+    require_shared(names, seen, {"a": 9 << 30, "b1": 3 << 30, "b2": 2 << 30}, "they")
     with pytest.raises(NodeUnfit) as unfit:
-        require_shared(names, seen, {"a": 1 << 30, "b1": 3 << 30, "b2": 3 << 30})
+        require_shared(names, seen, {"a": 1 << 30, "b1": 3 << 30, "b2": 3 << 30}, "they")
     assert (
         "6.00 GiB of /dev/shm on the node 10.0.0.7 (b1) on far, where 5.00 GiB are free; have 8 GiB there (mount"
         in (str(unfit.value))

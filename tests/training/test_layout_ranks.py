@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.config import TrainConfig
+from headrace.controller.planning.placement import teams_of
 from headrace.training.layouts.pipelined_model import bin_of
-from headrace.training.layouts.ranks import Layout, Order, Place, grouping
+from headrace.training.layouts.ranks import Layout, Order, Place, grouping, layout_of
 
 COUNTS = st.integers(1, 4)
 LAYOUTS = st.builds(Layout, dp=COUNTS, tp=COUNTS, pp=COUNTS, cp=COUNTS)
@@ -53,8 +55,36 @@ def test_in_inference_data_comes_first() -> None:
     ids=["d2", "d2t2", "d2t2p2", "d2c2"],
 )
 def test_each_part_of_the_data_goes_to_its_head(layout: Layout, heads: tuple[int, ...]) -> None:
-    """Of the last stage the first tensor rank. A critic with the actor's layout, on the same workers, has the same."""
+    """Of the last stage the first tensor rank."""
     assert layout.heads == heads
+
+
+def test_actor_and_critic_on_the_same_workers_share_the_routes_of_the_data() -> None:
+    """The published table's fourth case, dp 2: worker n has the shard dp = n of both, and data n."""
+    config = TrainConfig.model_validate(
+        {
+            "model": {"path": "m"},
+            "data": {"train": "t.jsonl"},
+            "reward": {"function": "r.py:score"},
+            "algorithm": {"recipe": "ppo", "advantage": "gae"},
+            "trainer": {"placement": "process", "layout": "d2"},
+            "critic": {"placement": "process", "layout": "d2"},
+            "runtime": {"kind": "ray"},
+            "cluster": {"colocate": [["actor", "critic"]]},
+        }
+    )
+    actor, critic = layout_of(config.trainer.layout), layout_of(config.critic.layout)
+    table = {("actor", place.dp, place.tp, place.pp): rank for rank, place in actor.places()}
+    table |= {("critic", place.dp, place.tp, place.pp): rank for rank, place in critic.places()}
+    assert table == {
+        ("actor", 0, 0, 0): 0,
+        ("actor", 1, 0, 0): 1,
+        ("critic", 0, 0, 0): 0,
+        ("critic", 1, 0, 0): 1,
+    }
+    assert actor.heads == critic.heads == (0, 1)
+    (team,) = (team for team in teams_of(config, 0).teams if "trainer/0" in team.bundles[0].workers)
+    assert [bundle.workers for bundle in team.bundles] == [("trainer/0", "critic/0"), ("trainer/1", "critic/1")]
 
 
 @given(layout=LAYOUTS, order=st.sampled_from(["training", "inference"]))

@@ -132,6 +132,22 @@ def test_a_failure_of_an_evaluation_is_shown_before_anything_is_trained() -> Non
     assert f"last failure reward_timeout: {HANGS}" in "\n".join(lines_of(run))
 
 
+def test_by_what_and_how_fast_new_weights_travelled_is_shown() -> None:
+    """The newest; nothing where they leave by a pointer."""
+    run = samples.learning_run(2)
+    assert "new weights" not in "\n".join(lines_of(run, 200, 60))
+    ways = [("weights_sent", "shm", 5_000_000), ("weights_carried", "collective (gloo)", 2_000_000)]
+    events = tuple(
+        EventRow(number, 0.0, kind, {"transport": transport, "bytes_per_s": speed})
+        for number, (kind, transport, speed) in enumerate(ways, 1)
+    )
+    told = "\n".join(lines_of(replace(run, events=events), 200, 60))
+    assert re.search(r"sent +2\.0\S* +B/s, new weights, collective \(gloo\)", told), told
+    assert re.search(
+        r"sent +5\.0\S* +B/s, new weights, shm", "\n".join(lines_of(replace(run, events=events[:1]), 200, 60))
+    )
+
+
 def test_terms_of_the_reward_are_shown() -> None:
     batch = samples.batch(0, reward_terms={"math": 0.25, "a_name_that_is_long": 0.9})
     text = "\n".join(lines_of(samples.run(1, batches=(batch,))))

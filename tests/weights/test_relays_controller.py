@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.signal import Signal
 from headrace.runtime.workers import Handle, WorkerLost
 from headrace.weights.plane import Manifest, WeightOffer
-from headrace.weights.relay.journey import Found, Plane, Sent
+from headrace.weights.relay.journey import Found, Journey, Plane, Sent
 from headrace.weights.relay.receiver import OverRelays
 from headrace.weights.relay.relays import SOURCE, Relays
 from headrace.weights.seen import Seen
@@ -33,6 +34,7 @@ class Scripted:
         self.changed = Signal()
         self.handles = [Handle(f"relay/{rank}", rank, "") for rank in range(5)]
         self.asked: list[tuple[str, int]] = []
+        self.journeys: list[tuple[str, Journey]] = []
         self.left: list[int] = []
         self.made = 1
         self.found = Found(OFFER, None)
@@ -40,6 +42,7 @@ class Scripted:
 
     async def call(self, method: str, *args: Any, rank: int, what: str, seconds: float | None = None) -> list[Any]:
         self.asked.append((method, rank))
+        self.journeys += [(method, each) for each in args if isinstance(each, Journey)]
         if (scripted := self.on.get((method, rank))) is not None:
             return [await scripted()]
         usual = {
@@ -110,6 +113,30 @@ def test_a_trainer_without_a_version_is_waited_for_with_a_pause() -> None:
         assert relays.next_due() is None
 
     asyncio.run(run())
+
+
+def test_a_chain_goes_from_machine_to_machine_and_not_back_and_forth() -> None:
+    """The source and the relays 2 and 4 are on one, 1 and 3 on the other."""
+
+    async def run() -> None:
+        workers = Scripted()
+        for rank in range(5):
+            address = f"10.0.0.{1 + rank % 2}"
+            workers.on["plane", rank] = partial(_soon, Plane("shm", f"/{rank}", address))
+        relays, events = await made(workers)
+        for rank in (2, 3, 4):
+            await relays.take_in(rank, [f"engine/{rank}"])
+        await relays.carry("/first")
+        ((kind, told),) = events
+        assert (kind, told["relays"]) == ("weights_carried", [2, 4, 1, 3])
+        (journey,) = {journey for method, journey in workers.journeys}
+        assert journey.order == (0, 2, 4, 1, 3), "places in their group, which has them by rank"
+
+    asyncio.run(run())
+
+
+async def _soon(answer: Any) -> Any:
+    return answer
 
 
 @pytest.mark.parametrize("took_it", [False, True])

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
@@ -16,9 +17,11 @@ from headrace import __version__
 from headrace.errors import HeadraceError
 from headrace.runtime.machine import boot_id, loopback_here
 from headrace.runtime.module_search import found_modules
-from headrace.runtime.process.site import site_parent, sweep
+from headrace.runtime.process.site import more_room, site_parent, sweep
 
 _NONE = "none"
+_PLAYERS = "rollout"
+"""Kind of those that play, and keep samples."""
 _GIB = 1 << 30
 
 
@@ -57,31 +60,59 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedVersions:
-    """What new weights take of the memory that a machine's processes share: so many bytes where the first rank of the
-    trainer is, and as many for each relay."""
+class SharedNeeds:
+    """What a run needs of the memory that a machine's processes share."""
 
-    bytes: int
+    versions: int
+    """Bytes that new weights take where the first rank of the trainer is, and as many for each relay."""
     takers: tuple[str, ...] = ()
     """Kinds of those that take them there, or from a relay beside them."""
     each: bool = False
     """All take them from relays, not those alone who do not share the trainer's memory."""
     unplaced: tuple[str, ...] = ()
     """Workers that are on the controller's node."""
+    columns: int = 0
+    """Bytes of a batch's samples, at most, which those that play keep: in the object stores of their nodes, unless all
+    workers see the memory of the controller's machine."""
+    in_files: bool = True
+    """Whether they lie in that memory if all see it: small ones are in that of each process alone."""
 
-    def on_nodes(self, workers: Mapping[str, Sequence[str]], memory: Mapping[str, str], own: str) -> dict[str, int]:
-        """Bytes on each node. `workers`, `memory`: by node; `own`: the controller's."""
-        there = [(worker, node) for node, names in workers.items() for worker in names]
-        there += [(worker, own) for worker in self.unplaced]
+    def on_nodes(
+        self, workers: Mapping[str, Sequence[str]], memory: Mapping[str, str], own: str, *, near: bool = False
+    ) -> dict[str, int]:
+        """Bytes on each node. `workers`, `memory`: by node; `own`: the controller's. `near`: whether all workers see
+        its machine's memory."""
+        needed = {own: self.columns} if near and self.columns and self.in_files else {}
+        there = self._there(workers, own)
         home = next((node for worker, node in there if worker == "trainer/0"), None)
-        if home is None:
-            return {}
-        needed = {home: self.bytes}
+        if home is None or not self.versions:
+            return needed
+        needed[home] = needed.get(home, 0) + self.versions
         for worker, node in there:
             apart = self.each or memory[node] != memory[home]
             if apart and worker.partition("/")[0] in self.takers:
-                needed[node] = needed.get(node, 0) + self.bytes
+                needed[node] = needed.get(node, 0) + self.versions
         return needed
+
+    def in_stores(self, workers: Mapping[str, Sequence[str]], own: str) -> dict[str, int]:
+        """Bytes in the object store of each node where some workers play: each plays as much as any other."""
+        players = [node for worker, node in self._there(workers, own) if worker.partition("/")[0] == _PLAYERS]
+        counts = Counter(players) if self.columns else Counter[str]()
+        return {node: -(-self.columns * count // len(players)) for node, count in counts.items()}
+
+    def told(self, *, near: bool) -> str:
+        """What takes the memory of `on_nodes`, for people."""
+        parts = []
+        if self.versions:
+            parts.append("new weights, two versions of them where the trainer is and two for each relay")
+        if near and self.columns and self.in_files:
+            parts.append("the samples of a batch, where the command is")
+        return f"{', and '.join(parts)},"
+
+    def _there(self, workers: Mapping[str, Sequence[str]], own: str) -> list[tuple[str, str]]:
+        """Workers, each with its node."""
+        there = [(worker, node) for node, names in workers.items() for worker in names]
+        return there + [(worker, own) for worker in self.unplaced]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,21 +228,37 @@ def require(node: str, seen: NodeReport, needs: Needs, workers: Sequence[str]) -
             )
 
 
-def require_shared(names: Mapping[str, str], seen: Mapping[str, NodeReport], needed: Mapping[str, int]) -> None:
-    """`needed`: bytes by node; those of nodes that share their memory add up. `names`: for people. Raises NodeUnfit,
-    with how to have more."""
+def require_shared(
+    names: Mapping[str, str], seen: Mapping[str, NodeReport], needed: Mapping[str, int], what: str
+) -> None:
+    """`needed`: bytes by node; those of nodes that share their memory add up. `names`, `what`: for people. Raises
+    NodeUnfit, with how to have more."""
     sums: dict[str, int] = {}
     for node, size in needed.items():
         sums[seen[node].memory] = sums.get(seen[node].memory, 0) + size
     for node in needed:
         each = seen[node]
         if (size := sums[each.memory]) > each.free:
-            whole = (size + each.used) // _GIB + 1
             raise NodeUnfit(
-                f"new weights, two versions of them where the trainer is and two for each relay, take "
-                f"{size / _GIB:,.2f} GiB of {each.place} on the node {names[node]} on {each.host}, where "
-                f"{each.free / _GIB:,.2f} GiB are free; have {whole} GiB there (mount -o remount,size={whole}G "
-                f"{each.place}, or a container's --shm-size={whole}g), or use weights.transport: disk"
+                f"{what} take {size / _GIB:,.2f} GiB of {each.place} on the node {names[node]} on {each.host}, where "
+                f"{each.free / _GIB:,.2f} GiB are free; {more_room(each.place, size, each.used)}, or use "
+                "weights.transport: disk, or smaller batches"
+            )
+
+
+def require_stores(
+    names: Mapping[str, str], hosts: Mapping[str, str], stores: Mapping[str, int], needed: Mapping[str, int]
+) -> None:
+    """`needed`: bytes by node, and `stores`: those that its object store has. `names`, `hosts`: for people. Raises
+    NodeUnfit, with how to have more."""
+    for node, size in needed.items():
+        if size > (has := stores.get(node, 0)):
+            raise NodeUnfit(
+                f"samples of a batch take up to {size / _GIB:,.2f} GiB of the object store of the node {names[node]} "
+                f"on {hosts[node]}, which has {has / _GIB:,.2f} GiB; start Ray there with more (ray start "
+                f"--object-store-memory={2 * size}; it lies in /dev/shm, of which a container has its --shm-size), "
+                "place workers of rollout on more nodes, or lower rollout.prompts_per_batch, "
+                "rollout.samples_per_prompt or engine.max_context"
             )
 
 

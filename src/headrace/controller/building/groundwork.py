@@ -11,7 +11,7 @@ from headrace.controller.building.prompt_source import make_prompt_source
 from headrace.controller.building.reward_pools import RewardPools
 from headrace.controller.building.rollout_workers import RolloutHands, least_samples
 from headrace.controller.planning.plan import Plan
-from headrace.controller.planning.table_size import column_bytes, largest_group, table_bytes
+from headrace.controller.planning.table_size import column_bytes, largest_group, table_bound
 from headrace.controller.recorder import Recorder
 from headrace.controller.time_spent import TimeSpent
 from headrace.engines.pool import EnginePool
@@ -104,7 +104,7 @@ def lay_groundwork(
             if stage.name not in _LEASED_BY_NOBODY
         ],
         capacity=config.table_groups(ahead),
-        capacity_bytes=table_bytes(config),
+        capacity_bytes=table_bound(plan),
         group_bytes=largest_group(plan),
         lease_s=_LEASE_TERMS_PER_STALL * config.runtime.stall_timeout_s,
         clock=clock,

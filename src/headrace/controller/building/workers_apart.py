@@ -15,7 +15,7 @@ from headrace.controller.building.threads import available_threads
 from headrace.controller.planning.node_needs import meeting_of, needs_of, together_of
 from headrace.controller.planning.placement import teams_of
 from headrace.runtime.apart import Apart
-from headrace.runtime.node_check import SharedVersions
+from headrace.runtime.node_check import SharedNeeds
 from headrace.runtime.placing import Teams
 from headrace.runtime.process.processes import Processes
 
@@ -28,7 +28,7 @@ class WorkersApart(Apart, Protocol):
 
 
 def workers_apart(
-    config: TrainConfig, folder: Path | None, rollouts: int = 0, shared: SharedVersions | None = None
+    config: TrainConfig, folder: Path | None, rollouts: int = 0, shared: SharedNeeds | None = None
 ) -> WorkersApart | None:
     """Where a run has its workers that are apart; None if it has none. `rollouts`: workers that play.
     `shared`: see `Plan.shared`. What they print is in `logs/` of `folder`, the run's, or on stderr if it has none.
@@ -63,7 +63,7 @@ def in_ray(
 
 
 def _cluster(
-    config: TrainConfig, folder: Path | None, logs: Path | None, teams: Teams, shared: SharedVersions | None
+    config: TrainConfig, folder: Path | None, logs: Path | None, teams: Teams, shared: SharedNeeds | None
 ) -> WorkersApart:
     return in_ray(
         str(folder or ""),

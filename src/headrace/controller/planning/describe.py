@@ -20,11 +20,12 @@ from headrace.controller.planning.placement import worker_counts
 from headrace.controller.planning.placement_view import drawn
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.prompt_notes import first_prompt
-from headrace.controller.planning.table_size import largest_group, table_bytes
+from headrace.controller.planning.table_size import largest_group, table_bound
 from headrace.controller.planning.trained_memory import stages_of
 from headrace.experience.schedule import reachable_staleness
 from headrace.models.loading import count_parameters, read_model_config
 from headrace.rewards.reward_pool import worker_count
+from headrace.runtime.process.site import site_parent
 
 _LANE_OF = {"rollout": "engine", "actor": "trainer"}
 _TRAINED_AS = {"actor": "trainer", "critic.value": "critic", "critic.update": "critic"}
@@ -255,16 +256,17 @@ def _staleness(plan: Plan) -> list[str]:
 
 def _table(plan: Plan) -> list[str]:
     """How much the experience table holds, and whether that may bind how far generation runs ahead."""
-    config, bound, largest = plan.config, table_bytes(plan.config), largest_group(plan)
+    config, bound, largest = plan.config, table_bound(plan), largest_group(plan)
     fits, needed = bound // largest, config.rollout.prompts_per_batch
     most = config.ahead(plan.memory.slots) + needed
-    lines = [
-        f"  table             {_size(bound)} of host memory at most: {fits} of the largest groups, {_size(largest)}"
-    ]
+    memory, what = "host memory", "async.table_gib"
+    if plan.column_room == bound:
+        memory = what = f"what is free in {site_parent()}"
+    lines = [f"  table             {_size(bound)} of {memory} at most: {fits} of the largest groups, {_size(largest)}"]
     if fits < most:
         lines.append(
             f"                    (fewer than the {most} that run, wait or are trained at most: with large groups "
-            f"generation runs less far ahead, but always the {needed} of a batch; async.table_gib sets it)"
+            f"generation runs less far ahead, but always the {needed} of a batch; {what} sets it)"
         )
     return lines
 

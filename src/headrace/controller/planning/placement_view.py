@@ -10,14 +10,14 @@ from headrace.config.cluster import Role
 from headrace.controller.building.threads import available_threads
 from headrace.controller.planning.node_needs import meeting_of, needs_of, together_of
 from headrace.controller.planning.placement import teams_of, worker_counts
-from headrace.runtime.node_check import SharedVersions
+from headrace.runtime.node_check import SharedNeeds
 from headrace.runtime.placing import Node, NoRoom, Placed, Teams, placed
 from headrace.runtime.process.site import Site
 
 _HERE = "here"
 
 
-def drawn(config: TrainConfig, rollouts: int, shared: SharedVersions | None = None) -> list[str]:
+def drawn(config: TrainConfig, rollouts: int, shared: SharedNeeds | None = None) -> list[str]:
     """Lines. `rollouts`: workers that play. `shared`: see `Plan.shared`. A cluster that is to be joined is joined for a
     moment, and its nodes are looked at. Raises ConfigError where a run's own has no room; ClusterError for one that is
     joined, and ClusterRefusal where that has none."""
@@ -45,7 +45,7 @@ def _own(config: TrainConfig) -> Node:
 
 
 def _looked_at(
-    config: TrainConfig, address: str, teams: Teams, shared: SharedVersions | None
+    config: TrainConfig, address: str, teams: Teams, shared: SharedNeeds | None
 ) -> tuple[Sequence[Node], Sequence[Placed]]:
     from headrace.runtime.ray.environment import prepare
 

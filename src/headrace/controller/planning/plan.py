@@ -52,7 +52,7 @@ from headrace.store.origin import Origin
 if TYPE_CHECKING:
     from headrace.algorithms.pieces import Pieces
     from headrace.controller.planning.memory_estimate import MemoryEstimate
-    from headrace.runtime.node_check import SharedVersions
+    from headrace.runtime.node_check import SharedNeeds
     from headrace.weights.transport import Transport
 
 _TAKE_LONG = (
@@ -107,8 +107,11 @@ class Plan:
     """Of the user's, that play groups in the place of the workflow."""
     rollout_workers: int = 0
     """Processes that play the episodes; 0: this one does."""
-    shared: SharedVersions | None = None
+    shared: SharedNeeds | None = None
     """What nodes of a cluster need of the memory that their processes share, where they are looked at for it."""
+    column_room: int | None = None
+    """Bytes that columns may take of the memory that processes of this machine share; None where they lie elsewhere,
+    or a cluster is joined, whose nodes are looked at later."""
     routed_bytes: int = 0
     """Of a token, that which experts it was routed to takes at most, where that is recorded."""
 
@@ -176,7 +179,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     from headrace.controller.planning.layouts import check_layouts
     from headrace.controller.planning.memory_estimate import estimate_memory
     from headrace.controller.planning.server_launch import server_launch
-    from headrace.controller.planning.shared_memory import check_shared_memory, shared_versions
+    from headrace.controller.planning.shared_memory import with_shared_memory
     from headrace.controller.planning.transports import transport_of
     from headrace.engines.embedded.cache_plan import context_limit
     from headrace.models.experts import routed_bytes
@@ -224,9 +227,6 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     has_engine = replay is None or bool(held_out)
     memory = estimate_memory(config, model_config, device, engine=has_engine, trainer=not config.rollouts_only)
     transport = transport_of(config, device)
-    shared = shared_versions(config, transport, memory, workers)
-    if shared is None:
-        check_shared_memory(transport, memory)
     for section in config.engine.sections if has_engine else ():
         if section.is_server and not section.urls:
             server_launch(config, section, config.model.path, memory.cache, 0)
@@ -236,7 +236,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     elif batches is None:
         batches = math.ceil(len(prompts) * config.trainer.epochs / config.rollout.prompts_per_batch)
     stops = [*read_generation_stops(config.model.path, tokenizer), *config.rollout.sampling.stop_token_ids]
-    return Plan(
+    plan = Plan(
         config=config,
         recipe=recipe,
         prompts=prompts,
@@ -252,7 +252,6 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
         total_batches=batches,
         memory=memory,
         transport=transport,
-        shared=shared,
         workflow=workflow,
         filters=filters,
         pieces=load_pieces(config),
@@ -264,6 +263,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
         rollout_workers=workers,
         routed_bytes=routed_bytes(model_config) if config.algorithm.router_replay else 0,
     )
+    return with_shared_memory(plan)
 
 
 def compose_recipe(config: TrainConfig) -> Recipe:

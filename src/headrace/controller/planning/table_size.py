@@ -33,18 +33,25 @@ def table_bytes(config: TrainConfig) -> int:
     return int(_SHARE_OF_HOST * psutil.virtual_memory().total)
 
 
+def table_bound(plan: Plan) -> int:
+    """Bytes that the table may hold: `table_bytes`, or less where its columns lie in memory that processes share."""
+    bound = table_bytes(plan.config)
+    return bound if plan.column_room is None else min(bound, plan.column_room)
+
+
 def column_bytes(plan: Plan) -> int:
     """Of a token, in all columns that stages write beside those that its sample came with."""
     return _NUMBER_BYTES * sum(len(stage.writes) for stage in plan.recipe.stages if stage.name not in _OF_NO_TOKENS)
 
 
-def largest_group(plan: Plan) -> int:
+def largest_group(plan: Plan, *, kept_sets: bool = True) -> int:
     """Bytes of a group in the table whose episodes give one sample each, as long and with kept sets as large as they
-    can be, with all columns that stages write. (A workflow that gives several samples an episode may take more.)"""
+    can be (without, if not `kept_sets`), with all columns that stages write. (A workflow that gives several samples an
+    episode may take more.)"""
     config = plan.config
     of_token = _SAMPLE_BYTES + (_NUMBER_BYTES if config.clients_sample else 0) + column_bytes(plan) + plan.routed_bytes
     sample = plan.max_context * of_token
-    if config.truncates:
+    if config.truncates and kept_sets:
         sampled = most_sampled(config, plan.max_context)
         sample += _NO_SET_BYTES * (plan.max_context - sampled)
         sample += most_bytes(plan.vocab_size, config.most_kept) * sampled

@@ -59,8 +59,8 @@ class Segments:
         free, size = shutil.disk_usage(self._folder).free, sum(map(len, buffers))
         return OSError(
             errno.ENOSPC,
-            f"{size} bytes do not fit into shared memory, where {free} are free: give it more (docker run --shm-size), "
-            "or let less run ahead (async.ahead)",
+            f"{size} bytes do not fit into shared memory, where {free} are free: give it more (a "
+            "container's --shm-size, or mount -o remount,size=), or let less run ahead (async.ahead, async.table_gib)",
             str(self._folder),
         )
 

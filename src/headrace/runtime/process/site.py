@@ -19,7 +19,8 @@ from headrace.runtime import owned_folders
 from headrace.runtime.owned_folders import make_owned, remove_owned
 
 _MEMORY = Path("/dev/shm")
-_LEAST_MEMORY = 1 << 30
+_GIB = 1 << 30
+_LEAST_MEMORY = _GIB
 """Bytes below which it is none to speak of: containers have 64 MiB unless told."""
 _LONGEST_PARENT = 107 - 64
 """Bytes. A socket's path has 107; a site's name and the longest worker's are within 64."""
@@ -33,6 +34,15 @@ def site_parent() -> Path:
     if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).total >= _LEAST_MEMORY:
         return _MEMORY
     return Path(tempfile.gettempdir())
+
+
+def more_room(place: Path | str, needed: int, used: int) -> str:
+    """How to have `needed` bytes beside those that are `used`, in `place`, as `site_parent` tells it: for people."""
+    where = "there"
+    if str(place) != str(_MEMORY):  # which is too small to be taken, and would be if it were as large
+        where, used = f"in {_MEMORY}", 0
+    size = (needed + used) // _GIB + 1
+    return f"have {size} GiB {where} (mount -o remount,size={size}G {_MEMORY}, or a container's --shm-size={size}g)"
 
 
 def _prefix() -> str:

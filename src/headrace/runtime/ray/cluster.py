@@ -18,7 +18,7 @@ from headrace.runtime.local.local_refs import Keepers
 from headrace.runtime.local.member_apart import MemberApart
 from headrace.runtime.local.service import Service
 from headrace.runtime.local.worker_group import Member
-from headrace.runtime.node_check import Needs, NodeUnfit, SharedVersions
+from headrace.runtime.node_check import Needs, NodeUnfit, SharedNeeds
 from headrace.runtime.placing import NoRoom, Teams
 from headrace.runtime.process.boot import PACKAGE, path_of
 from headrace.runtime.process.origin import Origin
@@ -77,7 +77,7 @@ class RayCluster:
         needs: Callable[[Path], Mapping[str, Needs]] = lambda memory: {},
         together: Collection[str] = (),
         meet: Sequence[str] = (),
-        shared: SharedVersions | None = None,
+        shared: SharedNeeds | None = None,
         host_key: str = HOST_KEY,
     ) -> None:
         """`run` names the run, as its folder does. `address`: of a cluster; unless given, `head` starts one

@@ -25,6 +25,11 @@ def living() -> Mapping[str, str]:
     return {each["NodeID"]: _name(each) for each in _there()}
 
 
+def stores() -> Mapping[str, int]:
+    """By id, bytes of each node's object store."""
+    return {each["NodeID"]: int(each["Resources"].get("object_store_memory", 0)) for each in _there()}
+
+
 def nodes(device: str) -> list[Node]:
     """This one first. `device`: the resource that counts as devices. Ray tells how much of it is free, not of which
     device: parts are taken to be of as few as can be."""

@@ -9,6 +9,7 @@ others free meanwhile. An object is owned by the process that put it, and lost w
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import threading
 import time
@@ -18,7 +19,7 @@ from itertools import count
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError
 
 from headrace.runtime.ray.boxes import Box, boxed, opened
 from headrace.runtime.ray.shelf import SHELF, Key
@@ -54,14 +55,18 @@ class ActorRefs:
         self._bytes = 0
         self._freed: dict[Key, None] = {}
         """And the shelf was not told yet."""
+        self._full = ""
+        """Why columns were lost for want of room, if any were."""
         self._closed = False
         self._sending = threading.Thread(target=self._send, name="refs", daemon=True)
         self._sending.start()
 
     def put(self, columns: Mapping[str, Any]) -> Ref:
-        """See `Refs.put`. Raises WireError."""
+        """See `Refs.put`. Raises WireError; OSError once what was put before had no room."""
         box = boxed(dict(columns), self._types, "the columns")
         with self._changed:
+            if self._full:
+                raise OSError(errno.ENOSPC, self._full)
             number = next(self._numbers)
             self._waiting[number] = box
             self._bytes += _size(box)
@@ -169,6 +174,16 @@ class ActorRefs:
                     self._shelf.keep.remote(self._keeper, [*bundle], [held])
                 if freed:
                     self._shelf.free.remote(freed)
+            except (ObjectStoreFullError, OutOfDiskError):  # the disk's, if it may go there
+                size = sum(map(_size, bundle.values()))
+                why = (
+                    f"{size} bytes of columns of {self._keeper or 'the controller'} do not fit into Ray's object store "
+                    "on its node: start Ray there with more (ray start --object-store-memory; it lies in /dev/shm, of "
+                    "which a container has its --shm-size), or let less run ahead (async.ahead, async.table_gib)"
+                )
+                logger.error("%s", why)
+                with self._changed:
+                    self._full = why
             except Exception as error:  # of any kind, as Ray ends: who asks for them is told that they are lost
                 logger.error("columns of %s are lost: %s", self._keeper or "the controller", error)
             self._at_hand.add(self._keeper, bundle)

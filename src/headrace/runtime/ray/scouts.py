@@ -18,11 +18,12 @@ from headrace.runtime.node_check import (
     Needs,
     NodeReport,
     NodeUnfit,
-    SharedVersions,
+    SharedNeeds,
     look,
     require,
     require_met,
     require_shared,
+    require_stores,
     require_together,
 )
 from headrace.runtime.placing import kind_of
@@ -52,7 +53,7 @@ class Inspection:
         memory: Path,
         *,
         meet: Sequence[str] = (),
-        shared: SharedVersions | None = None,
+        shared: SharedNeeds | None = None,
         host_key: str = HOST_KEY,
     ) -> None:
         """`needs`: by kind of worker. `together`: kinds whose workers are to be on one machine. `memory`: a file in the
@@ -98,13 +99,16 @@ class Inspection:
                 modules = [module for needs in of_kinds for module in needs.modules]
                 asked[node] = Needs(tuple(dict.fromkeys(files)), tuple(dict.fromkeys(modules)))
         found = seen({node: self._asked(needs) for node, needs in asked.items()}, names)
-        if self._shared is not None:
-            shared, self._shared = self._shared, None
-            looks = {**found, own: look(Asked())}
-            needed = shared.on_nodes(workers, {node: each.memory for node, each in looks.items()}, own)
-            require_shared(names, looks, needed)
         memory = self._memory
         self.all_near &= all(each.digests.get(memory.path) == memory.digest for each in found.values())
+        if self._shared is not None:
+            shared, self._shared = self._shared, None
+            looks, near = {**found, own: look(Asked())}, self.all_near
+            needed = shared.on_nodes(workers, {node: each.memory for node, each in looks.items()}, own, near=near)
+            require_shared(names, looks, needed, shared.told(near=near))
+            if not near:
+                hosts = {node: each.host for node, each in looks.items()}
+                require_stores(names, hosts, nodes.stores(), shared.in_stores(workers, own))
         for node, needs in asked.items():
             require(names[node], found[node], needs, workers[node])
         self._machines |= {own: loopback_here(), **{node: each.loopback for node, each in found.items()}}

@@ -100,6 +100,10 @@ def speed(snapshot: Snapshot, height: int) -> Panel:
         ("entropy", decimal(last.entropy) if last else "-", "nats, mean"),
         ("lr", f"{last.lr:.2g}" if last else "-", ""),
     ]
+    if snapshot.carried is not None:
+        way = snapshot.carried.data
+        after = 1 + [name for name, _, _ in rows].index("swaps")
+        rows.insert(after, ("sent", amount(way["bytes_per_s"]), f"B/s, new weights, {way['transport']}"))
     if last is not None and last.kept_mass is not None:
         rows.insert(4, ("kept mass", decimal(last.kept_mass), "on what top-p and top-k keep"))
     table = Table.grid(padding=(0, 2, 0, 0))

@@ -16,6 +16,7 @@ from headrace.observe.summary import staleness_histogram
 from headrace.store import EventRow
 from headrace.store.rollouts import Rollout
 
+_TRAVELS = ("weights_sent", "weights_carried")
 WINDOW = 10
 """Batches over which rates, shares and the ETA are taken."""
 
@@ -59,6 +60,8 @@ class Snapshot:
     troubles: tuple[EventRow, ...]
     """Events since the process began that say that something is not as it should be, each with a `message`."""
     swap_stall_s: float
+    carried: EventRow | None
+    """How the newest version travelled, where it was by more than a pointer."""
     shares: tuple[Share, ...]
     """What the trainer's and the engines' time went to lately, see `headrace.observe.shares`."""
     alarms: tuple[Alarm, ...] = ()
@@ -123,6 +126,7 @@ def take_snapshot(run: RunRecord, rollouts: Sequence[Rollout] = ()) -> Snapshot:
         reward_call_p99_s=quantile(lately.reward_calls, 0.99),
         troubles=_troubles(run.events),
         swap_stall_s=total.swap_stall_s,
+        carried=next((event for event in reversed(run.events) if event.kind in _TRAVELS), None),
         shares=shares(lately),
         alarms=ringing(run.so_far),
         rollouts=tuple(rollouts),

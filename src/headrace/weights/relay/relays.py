@@ -20,6 +20,7 @@ from headrace.runtime.supervision import pause_after
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
 from headrace.weights.addresses import LOOPBACK
 from headrace.weights.plane import WeightError, WeightOffer
+from headrace.weights.relay.chain_order import chain_order
 from headrace.weights.relay.journey import Found, Journey, Meeting, Plane, Sent
 from headrace.weights.relay.line import STILL_S, NcclError, PeerError
 from headrace.weights.relay.nccl_use import NcclUse
@@ -213,6 +214,8 @@ class Relays:
         newest = self.newest
         assert newest is not None
         assert newest.manifest is not None
+        hosts = {rank: self._places[rank].plane.host for rank in (SOURCE, *ranks)}
+        ranks = chain_order(ranks, hosts, hosts[SOURCE])
         sent: Sent | None = None
         lives = {rank: place.life for rank, place in self._places.items()}
         if (faults := await self._formed([SOURCE, *ranks], alone=alone)) is None:

@@ -1,0 +1,90 @@
+"""What is put when Ray's object store has no room for it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from headrace.runtime.refs import RefLost
+from headrace.runtime.wire.wire_types import WireTypes
+
+if TYPE_CHECKING:
+    from headrace.runtime.ray.refs import ActorRefs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+_STORE = 80 << 20
+_SPACE = "full"
+_NOTHING_TO_DISK = {"automatic_object_spilling_enabled": False, "local_fs_capacity_threshold": 0.0}
+"""Else Ray puts what has no room into files, spilled or as its store's own."""
+
+
+@pytest.fixture
+def small_store(ray_environment: Mapping[str, str]) -> Iterator[None]:
+    """Of a Ray of this test's own, which spills nothing."""
+    with mock.patch.dict(os.environ, ray_environment):
+        ray = pytest.importorskip("ray", reason="pip install 'headrace[cluster]'")
+        folder = tempfile.mkdtemp(prefix="headrace-ray-")  # short: sockets lie in it
+        try:
+            ray.init(
+                address="local",
+                num_cpus=1,
+                object_store_memory=_STORE,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                namespace=_SPACE,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=folder,
+                _system_config=_NOTHING_TO_DISK,
+            )
+            yield
+        finally:
+            ray.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.usefixtures("small_store")
+def test_what_has_no_room_is_lost_and_the_next_one_that_is_put_says_so() -> None:
+    import ray
+
+    from headrace.runtime.ray.refs import ActorRefs
+    from headrace.runtime.ray.shelf import SHELF, Shelf
+
+    shelf = ray.remote(Shelf).options(name=SHELF, namespace=_SPACE, num_cpus=0, max_concurrency=10).remote()
+    ray.get(shelf.count.remote(), timeout=60)
+    refs = ActorRefs("rollout/0", 0, WireTypes(), _SPACE)
+    reader = ActorRefs("", 0, WireTypes(), _SPACE)
+    try:
+        kept = refs.put({"tokens": np.arange(1000)})
+        assert reader.get(kept)["tokens"].sum() == 499_500
+        lost = refs.put({"tokens": np.zeros(_STORE, np.uint8)})
+        told = _next_failure(refs)
+        assert told.errno == errno.ENOSPC
+        assert told.strerror is not None
+        assert "of columns of rollout/0 do not fit into Ray's object store on its node: start Ray" in told.strerror
+        assert int(told.strerror.split()[0]) >= _STORE
+        with pytest.raises(RefLost):
+            reader.get(lost)
+        assert reader.get(kept)["tokens"].sum() == 499_500
+    finally:
+        refs.close()
+        reader.close()
+
+
+def _next_failure(refs: ActorRefs) -> OSError:
+    for _ in range(200):
+        try:
+            refs.put({"one": 1})
+        except OSError as error:
+            return error
+        time.sleep(0.1)
+    raise AssertionError("nothing was told")
