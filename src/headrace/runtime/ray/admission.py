@@ -55,6 +55,30 @@ def require_admission(address: str) -> None:
         raise token_error(f"the Ray cluster at {address}") from error
 
 
+def require_same(address: str, own: str) -> None:
+    """`own`: of the cluster that this process is in already, which is the only one that it can be in. Blocking. Raises
+    ClusterError."""
+    if address == _OWN_NODE:
+        return
+    require_address(address)
+    try:
+        is_same = bool(_reached(address) & _reached(own))
+    except OSError:  # no such host
+        is_same = False
+    if not is_same:
+        raise ClusterError(
+            f"runtime.address is {address}, and this process is in the Ray cluster at {own} already; leave "
+            "runtime.address out, or call ray.shutdown() first"
+        )
+
+
+def _reached(address: str) -> set[tuple[str, int]]:
+    """What an address of a head comes to; this machine is known by its own address too. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    found = {str(each[4][0]) for each in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)}
+    return {(each, int(port)) for each in found | {services.resolve_ip_for_localhost(each) for each in found}}
+
+
 def token_error(whose: str) -> TokenError:
     """Of `whose` answer to what this process sends, or could not send."""
     if (mode := _mode()) != _BY_TOKEN:
