@@ -3,17 +3,25 @@ wrong token as of a cluster that does not answer."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import time
 from pathlib import Path
 
+from ray._common.usage.usage_constants import CLUSTER_METADATA_KEY
 from ray._private import services
+from ray._private.ray_constants import KV_NAMESPACE_CLUSTER
+from ray._private.utils import check_version_info, compute_version_info
 from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError
 
 from headrace.errors import HeadraceError
 
 _REACH_S = 20.0
+_NODE_S = 30.0
+"""In which a node that is being started on this machine is there: Ray gives it no longer."""
+_LOOK_S = 0.5
 _OWN_NODE = "auto"
 """The cluster that this machine is a node of, as a job's."""
 _MODE, _TOKEN, _PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
@@ -50,9 +58,40 @@ def require_admission(address: str) -> None:
     if _mode() == _BY_TOKEN and _tokenless() is not None:  # Ray ends whoever asks without one
         raise token_error(f"the Ray cluster at {address}")
     try:
-        GcsClient(address=found)
+        client = GcsClient(address=found)
+        _require_versions(f"the Ray cluster at {address}", client)
+        _require_node(address, client)
     except AuthenticationError as error:
         raise token_error(f"the Ray cluster at {address}") from error
+
+
+def _require_versions(whose: str, client: GcsClient) -> None:
+    """Those that Ray requires of whoever joins. Raises ClusterError."""
+    kept: bytes | None = client.internal_kv_get(CLUSTER_METADATA_KEY, namespace=KV_NAMESPACE_CLUSTER)
+    if kept is None:
+        return
+    metadata = json.loads(kept)
+    try:
+        check_version_info(metadata, "here")
+    except RuntimeError as error:
+        ray, python = compute_version_info()
+        raise ClusterError(
+            f"{whose} has Ray {metadata['ray_version']} and Python {metadata['python_version']}, and the command Ray "
+            f"{ray} and Python {python}; install the cluster's here, or have it run the command (headrace submit)"
+        ) from error
+
+
+def _require_node(address: str, client: GcsClient) -> None:
+    """Ray lets in who is on one of its nodes. Raises ClusterError."""
+    end = time.monotonic() + _NODE_S
+    while not {each.hex() for each in client.get_all_node_info(timeout=_NODE_S)} & services.find_node_ids():
+        if time.monotonic() > end:
+            raise ClusterError(
+                f"this machine is no node of the Ray cluster at {address}, and a run can only be begun on one: run the "
+                f"command on a node, make this machine one (`ray start --address={address}`), or hand the run to the "
+                "cluster (`headrace submit`)"
+            )
+        time.sleep(_LOOK_S)
 
 
 def require_same(address: str, own: str) -> None:
