@@ -39,8 +39,7 @@ from headrace.runtime.ray.environment import prepare
 prepare(sys.argv[1])
 from ray._common.usage.usage_constants import CLUSTER_METADATA_KEY
 from ray._raylet import GcsClient
-from headrace.runtime.ray import admission
-admission._NODE_S = 2.0
+from headrace.runtime.ray.admission import ClusterError, require_admission, require_node
 client = GcsClient(address=sys.argv[1])
 kept = client.internal_kv_get(CLUSTER_METADATA_KEY, namespace=b"cluster")
 other = json.dumps({**json.loads(kept), "ray_version": "2.9.3", "python_version": "3.8.0"}).encode()
@@ -48,8 +47,9 @@ try:
     for metadata in (kept, other):
         client.internal_kv_put(CLUSTER_METADATA_KEY, metadata, True, b"cluster")
         try:
-            admission.require_admission(sys.argv[1])
-        except admission.ClusterError as error:
+            require_admission(sys.argv[1])
+            require_node(sys.argv[1])
+        except ClusterError as error:
             print(error)
 finally:
     client.internal_kv_put(CLUSTER_METADATA_KEY, kept, True, b"cluster")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 from pathlib import Path
 
 from ray._common.usage.usage_constants import CLUSTER_METADATA_KEY
@@ -14,14 +13,11 @@ from ray._private import services
 from ray._private.ray_constants import KV_NAMESPACE_CLUSTER
 from ray._private.utils import check_version_info, compute_version_info
 from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
-from ray.exceptions import AuthenticationError
+from ray.exceptions import AuthenticationError, RayError
 
 from headrace.errors import HeadraceError
 
 _REACH_S = 20.0
-_NODE_S = 30.0
-"""In which a node that is being started on this machine is there: Ray gives it no longer."""
-_LOOK_S = 0.5
 _OWN_NODE = "auto"
 """The cluster that this machine is a node of, as a job's."""
 _MODE, _TOKEN, _PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
@@ -47,8 +43,7 @@ class TokenError(ClusterError):
 def require_admission(address: str) -> None:
     """Blocking, for a minute at most. Raises ClusterError, OSError and RayError: nobody answers, TokenError."""
     require_address(address)
-    found = services.canonicalize_bootstrap_address(address) if address == _OWN_NODE else address
-    if found is None:
+    if (found := _found(address)) is None:
         raise ClusterError(
             f"runtime.address is {address}, and this machine is a node of no Ray cluster; write its head's HOST:PORT, "
             "or set RAY_ADDRESS to it"
@@ -58,11 +53,15 @@ def require_admission(address: str) -> None:
     if _mode() == _BY_TOKEN and _tokenless() is not None:  # Ray ends whoever asks without one
         raise token_error(f"the Ray cluster at {address}")
     try:
-        client = GcsClient(address=found)
-        _require_versions(f"the Ray cluster at {address}", client)
-        _require_node(address, client)
+        _require_versions(f"the Ray cluster at {address}", GcsClient(address=found))
     except AuthenticationError as error:
         raise token_error(f"the Ray cluster at {address}") from error
+
+
+def _found(address: str) -> str | None:
+    """HOST:PORT, if there is any."""
+    found: str | None = services.canonicalize_bootstrap_address(address) if address == _OWN_NODE else address
+    return found
 
 
 def _require_versions(whose: str, client: GcsClient) -> None:
@@ -81,17 +80,19 @@ def _require_versions(whose: str, client: GcsClient) -> None:
         ) from error
 
 
-def _require_node(address: str, client: GcsClient) -> None:
-    """Ray lets in who is on one of its nodes. Raises ClusterError."""
-    end = time.monotonic() + _NODE_S
-    while not {each.hex() for each in client.get_all_node_info(timeout=_NODE_S)} & services.find_node_ids():
-        if time.monotonic() > end:
-            raise ClusterError(
-                f"this machine is no node of the Ray cluster at {address}, and a run can only be begun on one: run the "
-                f"command on a node, make this machine one (`ray start --address={address}`), or hand the run to the "
-                "cluster (`headrace submit`)"
-            )
-        time.sleep(_LOOK_S)
+def require_node(address: str) -> None:
+    """Ray lets in who is on one of its nodes, and says of others that it found none. Blocking. Raises ClusterError;
+    nothing where it cannot be told."""
+    try:
+        there = GcsClient(address=_found(address)).get_all_node_info(timeout=_REACH_S)
+    except (RayError, OSError, ValueError):
+        return
+    if not {each.hex() for each in there} & services.find_node_ids():
+        raise ClusterError(
+            f"this machine is no node of the Ray cluster at {address}, and a run can only be begun on one: run the "
+            f"command on a node, make this machine one (`ray start --address={address}`), or hand the run to the "
+            "cluster (`headrace submit`)"
+        )
 
 
 def require_same(address: str, own: str) -> None:
