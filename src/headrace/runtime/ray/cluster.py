@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -37,6 +38,8 @@ from headrace.runtime.ray.shelf_watch import ShelfWatch
 from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Placement, WorkerLost
+
+logger = logging.getLogger(__name__)
 
 LANE = "ray"
 _NO_NAME = r"[^A-Za-z0-9_.-]+"
@@ -267,6 +270,10 @@ class RayCluster:
             raise ClusterRefusal(str(error)) from error
         if self.keeps_all or not inspection.all_near:
             self.keeps_all = True
+            logger.warning(
+                "a node does not see this machine's memory: columns lie in the cluster's object store, and when that "
+                "is full, they spill to disks as the cluster is set to"
+            )
         else:
             inspection.stay_near()
 
