@@ -64,6 +64,9 @@ def test_ranks_on_two_machines_train_as_one_rank_does_and_a_lost_machine_is_surv
         (refused,), placed = map(json.loads, drawn.stdout.splitlines())
         assert "trainer/0, trainer/1 are on several machines, and ranks of one model meet on loopback unless" in refused
         assert "weights.host says where" in refused
+        assert (
+            "  columns lie in the cluster's object store: when that is full, they spill to disks as the" in placed[-1]
+        )
         there = placed.index(next(line for line in placed if cluster.second.address in line))
         assert [line for line in placed[there:] if "trainer" in line] == ["    CPU            trainer/1"]
         line = [*on_first, "-m", "headrace.cli.main", "train", str(config), "--dir", str(run), "--plain", *joined, host]

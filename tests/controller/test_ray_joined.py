@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from ray_nodes import Nodes, nodes
+from ray_nodes import Nodes, can_unshare, nodes
 from ray_run import begun, command
 from served_run import until_batch
 
@@ -30,6 +32,27 @@ try:
     require_admission(sys.argv[1])
 except TokenError as error:
     print(error)
+"""
+_NO_NODE = """
+import json, sys
+from headrace.runtime.ray.environment import prepare
+prepare(sys.argv[1])
+from ray._common.usage.usage_constants import CLUSTER_METADATA_KEY
+from ray._raylet import GcsClient
+from headrace.runtime.ray.admission import ClusterError, require_admission, require_node
+client = GcsClient(address=sys.argv[1])
+kept = client.internal_kv_get(CLUSTER_METADATA_KEY, namespace=b"cluster")
+other = json.dumps({**json.loads(kept), "ray_version": "2.9.3", "python_version": "3.8.0"}).encode()
+try:
+    for metadata in (kept, other):
+        client.internal_kv_put(CLUSTER_METADATA_KEY, metadata, True, b"cluster")
+        try:
+            require_admission(sys.argv[1])
+            require_node(sys.argv[1])
+        except ClusterError as error:
+            print(error)
+finally:
+    client.internal_kv_put(CLUSTER_METADATA_KEY, kept, True, b"cluster")
 """
 _MEND = (
     "set RAY_AUTH_TOKEN to the token that the cluster was started with, or RAY_AUTH_TOKEN_PATH to a file that has it "
@@ -80,6 +103,21 @@ def test_a_token_that_the_cluster_does_not_take_is_told_with_where_it_is_from(cl
     _, errors = run.communicate(timeout=_WAIT_S)
     assert run.returncode == 1
     assert f"headrace: {refused} RAY_AUTH_TOKEN; {_MEND}\n" in errors
+
+
+@pytest.mark.skipif(not can_unshare("-rpf"), reason="no namespaces here")
+def test_who_cannot_join_is_told_why(cluster: Nodes) -> None:
+    """From a namespace of processes in which none of the cluster's is, as on another machine."""
+    asking = [*("unshare", "-rpf", "--mount-proc"), sys.executable, "-c", _NO_NODE, cluster.address]
+    told = subprocess.run(asking, capture_output=True, text=True, env=cluster.environment, timeout=_WAIT_S)
+    own = f"Ray {version('ray')} and Python {platform.python_version()}"
+    assert told.stdout.splitlines() == [
+        f"this machine is no node of the Ray cluster at {cluster.address}, and a run can only be begun on one: run the "
+        f"command on a node, make this machine one (`ray start --address={cluster.address}`), or hand the run to the "
+        "cluster (`headrace submit`)",
+        f"the Ray cluster at {cluster.address} has Ray 2.9.3 and Python 3.8.0, and the command {own}; install the "
+        "cluster's here, or have it run the command (headrace submit)",
+    ], told.stderr
 
 
 def test_a_run_that_is_told_to_stop_says_so_in_lines_of_its_own(cluster: Nodes, tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def test_workers_on_another_node_than_the_controller(tmp_path: Path) -> None:
         drawn = headrace(["check", line[4], *joined(there, *overrides)])
         assert "    slot 0         trainer/0 (all of it)\n" in drawn.stdout, drawn.stderr
         assert "    slot 1         engine/0 (0.5 of it), engine/1 (0.5 of it)\n" in drawn.stdout
+        assert "object store" not in drawn.stdout
         process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
             until_batch(run, 2, process)
@@ -114,6 +115,7 @@ def test_a_node_that_does_not_see_what_its_workers_need_is_refused(tmp_path: Pat
         mixed = joined(there, "cluster.place.trainer={devices: 1}", SPREAD, "engine.replicas=2", "trainer.batches=8")
         run = headrace(["train", str(own_reward(tmp_path)), "--dir", str(tmp_path / "run"), "--plain", *mixed])
         assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+        assert "object store, and when that is full, they spill to disks as the cluster is set to" in run.stderr
         assert require_whole(tmp_path / "run", 8)["finished"] == 1
         relayed, taken = journeys(tmp_path / "run")
         assert relayed == [(f"v{number}", (1,)) for number in range(9)], "to the engine here alone"

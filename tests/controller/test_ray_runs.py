@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
-from ray_run import actor, begun, below, command, gone, require_whole
+from ray_run import actor, begun, below, command, gone, lives, require_whole
 from served_run import until_batch
 
 pytestmark = [
@@ -55,11 +58,29 @@ def test_an_actor_that_dies_costs_the_run_nothing(tmp_path: Path, victim: str, t
     assert [kinds[each] for each in told] == [1] * len(told), kinds
 
 
+def require_closed(processes: list[psutil.Process]) -> None:
+    """Of a run's own Ray: nobody beyond this machine reaches any of it, nobody without its token; it spills nothing."""
+    (head,) = [each for each in processes if each.name() == "gcs_server"]
+    assert head.environ()["RAY_AUTH_MODE"] == "token"
+    (settings,) = [word for word in head.cmdline() if word.startswith("--config_list=")]
+    told = json.loads(base64.b64decode(settings.partition("=")[2]))
+    assert told["automatic_object_spilling_enabled"] is False
+    listening = set()
+    for each in filter(lives, processes):
+        with suppress(psutil.NoSuchProcess):
+            found = [one.laddr.ip for one in each.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+            listening |= {(each.name(), ip.removeprefix("::ffff:")) for ip in found}
+    assert {("gcs_server", "127.0.0.1"), ("raylet", "127.0.0.1")} <= listening
+    assert {ip for _, ip in listening} == {"127.0.0.1"}, listening
+
+
 def test_a_run_that_is_killed_leaves_no_process_and_goes_on(tmp_path: Path) -> None:
-    process, run = begun(tmp_path, batches=24, checkpoint__every=4)
+    left = {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}  # by somebody, in a shell
+    process, run = begun(tmp_path, batches=24, checkpoint__every=4, environment={**os.environ, **left})
     try:
         until_batch(run, 6, process)
         before = below(process)
+        require_closed(before)
     finally:
         process.kill()
     process.wait()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,9 +157,12 @@ class Probe:
         raise ValueError("no more")
 
     async def slowly(self, seconds: float) -> AsyncIterator[int]:
-        yield 0
-        await self._host.clock.sleep(seconds)
-        yield 1
+        try:
+            yield 0
+            await self._host.clock.sleep(seconds)
+            yield 1
+        finally:
+            self._told.append("slow closed")
 
     def keep(self, size: int) -> Ref:
         return self._host.put({"numbers": np.arange(size, dtype=np.float32), "text": "a"})
@@ -181,6 +184,13 @@ class Probe:
 
     async def relay(self, other: Handle, end: int) -> AsyncIterator[int]:
         async with aclosing(self._host.reach(other).stream("count", end, what="numbers", seconds=20)) as numbers:
+            async for number in numbers:
+                yield number
+
+    async def read_on(self, other: Handle, method: str, *args: Any) -> AsyncIterator[int]:
+        """For as long as it is read itself."""
+        numbers: AsyncGenerator[int, None] = self._host.reach(other).stream(method, *args, what="numbers", seconds=60)
+        async with aclosing(numbers):
             async for number in numbers:
                 yield number
 

@@ -1,12 +1,15 @@
-"""A cluster of a run's own that cannot be joined: without a Ray."""
+"""How a run comes into a cluster, and hears of its end: without a Ray."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
+from headrace.runtime.ground import GroundLost
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.local.local_refs import Keepers
 from headrace.runtime.local.service import Service
@@ -20,6 +23,9 @@ class Head:
     def start(self) -> str:
         self.is_up = True
         return "127.0.0.1:1"
+
+    def ended(self) -> str | None:
+        return None
 
     def close(self) -> None:
         self.is_up = False
@@ -54,3 +60,52 @@ def test_a_head_that_lets_nobody_in_is_ended_at_once(monkeypatch: pytest.MonkeyP
         await runtime.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.usefixtures("ray_imported")
+def test_a_process_that_is_in_a_cluster_hears_of_its_end_and_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.runtime.ray import cluster, joining
+
+    there = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{there.getsockname()[1]}"
+    monkeypatch.setattr(cluster, "ray", SimpleNamespace(is_initialized=lambda: True))
+    monkeypatch.setattr(cluster, "own_address", lambda: address)
+    monkeypatch.setattr(cluster, "_LOOK_S", 0.01)
+    monkeypatch.setattr(cluster, "Reached", partial(joining.Reached, look_s=0.02, lost_s=0.2))
+    head = Head()
+
+    async def main() -> None:
+        runtime = InlineRuntime()
+        other = cluster.RayCluster("a test", address="127.0.0.1:1", head=None)
+        with pytest.raises(cluster.ClusterError, match=rf"is 127\.0\.0\.1:1, and this process is in .* at {address}"):
+            await other.open(runtime, WireTypes, Keepers(), find)
+        made = cluster.RayCluster("a test", head=head)
+        await made.open(runtime, WireTypes, Keepers(), find)
+        assert not head.is_up
+        ending = asyncio.ensure_future(made.ended())
+        await asyncio.sleep(0.3)
+        assert not ending.done()
+        there.close()
+        async with asyncio.timeout(5):
+            with pytest.raises(
+                GroundLost, match="the Ray cluster has ended: nobody has answered at its head's address"
+            ):
+                await ending
+        await made.close()
+        await runtime.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("ray_imported")
+def test_the_cluster_that_a_process_is_in_may_be_named_in_any_way() -> None:
+    from headrace.runtime.ray.admission import ClusterError, require_same
+
+    for own in ("127.0.0.1:6379", "localhost:6379"):
+        for address in ("127.0.0.1:6379", "localhost:6379", "auto"):
+            require_same(address, own)
+    for address in ("127.0.0.1:6380", "192.0.2.7:6379", "no-such-host.invalid:6379"):
+        with pytest.raises(
+            ClusterError, match=f"^runtime.address is {address}, and this .*; leave runtime.address out"
+        ):
+            require_same(address, "127.0.0.1:6379")

@@ -326,7 +326,8 @@ def test_that_a_cluster_has_no_room_is_bad_input_and_that_none_answers_is_a_fail
 
     monkeypatch.setattr(joining, "nodes", Cluster({"a": "A"}))
     monkeypatch.setattr(joining.ray, "is_initialized", lambda: True)
-    monkeypatch.setattr("headrace.cli.check.run", lambda args: looked("there"))
+    monkeypatch.setattr(joining, "own_address", lambda: "127.0.0.1:6379")
+    monkeypatch.setattr("headrace.cli.check.run", lambda args: looked("127.0.0.1:6379"))
     assert main(["check", "a.yaml"]) == 2
     monkeypatch.setattr(joining.ray, "is_initialized", lambda: False)
     monkeypatch.setattr("headrace.cli.check.run", lambda args: looked("127.0.0.1:1"))

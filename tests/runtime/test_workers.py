@@ -358,6 +358,36 @@ def test_workers_call_each_other_by_handle(run: Run) -> None:
     run(main)
 
 
+@pytest.mark.parametrize("kind", ["process", pytest.param("ray_far", marks=pytest.mark.slow)])
+def test_what_a_worker_asks_of_another_ends_with_it(kind: str, request: pytest.FixtureRequest) -> None:
+    if kind in FROM_RAY:
+        request.getfixturevalue("one_ray")
+
+    async def main(runtime: Runtime) -> None:
+        probes = await runtime.start(Probe, [A, B], HERE)
+        other = probes.handles[1]
+        full = probes.stream("read_on", other, "count", 10**6, rank=0, what="numbers")
+        slow = probes.stream("read_on", other, "slowly", 60.0, rank=0, what="numbers")
+        assert [await anext(full), await anext(slow)] == [0, 0]
+        call = asyncio.ensure_future(probes.call("ask", other, "sleep", 60.0, rank=0, what="a question"))
+        await runtime.clock.sleep(0.5)
+        (told,) = await probes.call("told", rank=1, what="what it saw")
+        assert "closed" not in told, "who reads slowly is waited for"
+        with pytest.raises(WorkerLost):
+            await probes.call("die", rank=0, what="its end")
+        async with asyncio.timeout(10):
+            while not {"closed", "slow closed", "cancelled"} <= {*told}:
+                await runtime.clock.sleep(0.1)
+                (told,) = await probes.call("told", rank=1, what="what it saw")
+        for asked in (call, anext(slow)):
+            with pytest.raises(WorkerLost):
+                await asked
+        await full.aclose()
+        assert await probes.call("word", rank=1, what="a word") == ["b of probe/1"]
+
+    RUNS[kind](main)
+
+
 def test_refs_are_read_by_all_and_lost_with_their_keeper(run: Run) -> None:
     async def main(runtime: Runtime) -> None:
         probes = await runtime.start(Probe, [A, B], HERE)

@@ -15,6 +15,7 @@ from headrace.runtime.placing import Node, NoRoom, Placed, Teams, placed
 from headrace.runtime.process.site import Site
 
 _HERE = "here"
+_SPILLS = "columns lie in the cluster's object store: when that is full, they spill to disks as the cluster is set to"
 
 
 def drawn(config: TrainConfig, rollouts: int, shared: SharedNeeds | None = None) -> list[str]:
@@ -28,9 +29,11 @@ def drawn(config: TrainConfig, rollouts: int, shared: SharedNeeds | None = None)
             found: Sequence[Placed] = placed(teams.teams, nodes, teams.device)
         except NoRoom as none:
             raise ConfigError(str(none)) from none
+        is_near = True
     else:
-        nodes, found = _looked_at(config, config.runtime.address, teams, shared)
-    return _lines(nodes, found, teams.device, worker_counts(config, rollouts))
+        nodes, found, is_near = _looked_at(config, config.runtime.address, teams, shared)
+    lines = _lines(nodes, found, teams.device, worker_counts(config, rollouts))
+    return lines if is_near else [*lines, f"  {_SPILLS}"]
 
 
 def _own(config: TrainConfig) -> Node:
@@ -46,7 +49,8 @@ def _own(config: TrainConfig) -> Node:
 
 def _looked_at(
     config: TrainConfig, address: str, teams: Teams, shared: SharedNeeds | None
-) -> tuple[Sequence[Node], Sequence[Placed]]:
+) -> tuple[Sequence[Node], Sequence[Placed], bool]:
+    """And whether all of the nodes see the memory of this machine."""
     from headrace.runtime.ray.environment import prepare
 
     prepare(address)
@@ -61,7 +65,7 @@ def _looked_at(
         marker.write_text(secrets.token_hex(16))
         needs, meet = needs_of(config, None, marker), meeting_of(config)
         inspection = Inspection(needs, together_of(config), marker, meet=meet, shared=shared)
-        return looked_at(address, teams, inspection)
+        return *looked_at(address, teams, inspection), inspection.all_near
     finally:
         site.close()
 

@@ -24,6 +24,7 @@ from headrace.runtime.process.identity import name_process
 from headrace.runtime.progress import Stuck
 from headrace.runtime.ray.actor_process import require_versions, worker_class
 from headrace.runtime.ray.asked_actor import ANSWER, ERROR
+from headrace.runtime.ray.askers import Askers, asker_name
 from headrace.runtime.ray.boot import ActorBoot
 from headrace.runtime.ray.boxes import Box, boxed, opened
 from headrace.runtime.ray.reached import ReachedActor
@@ -126,8 +127,19 @@ class Actor:
         self._host = WorkerHost(
             boot.name, boot.rank, self._runtime, self._refs, self._refs.get_soon, self._reach, threads=boot.threads
         )
+        self._askers = Askers(boot.namespace, self._runtime, self._end_all_of)
         name_process(boot.name)
         self._begun = True
+
+    def _end_all_of(self, asker: str, why: str) -> None:
+        """Nothing is done any more for a worker that has ended."""
+        calls = [number for number in self._calls if number.startswith(asker)]
+        if calls:
+            sys.stderr.write(f"{len(calls)} calls end with {asker.removesuffix('>')}, who asked: {why}\n")
+        for number in calls:
+            self._calls[number].cancel()
+        for number in [number for number in self._streams if number.startswith(asker)]:
+            self._streams.pop(number).end()
 
     def _stuck(self, stuck: Stuck) -> None:
         """No thread can be made to end; whoever hears of it ends the actor."""
@@ -136,7 +148,7 @@ class Actor:
         self._left.set()
 
     def _reach(self, handle: Handle) -> Peer:
-        return ReachedActor(handle, self._types, self._runtime, f"{self._boot.name}.{self._boot.generation}")
+        return ReachedActor(handle, self._types, self._runtime, asker_name(self._boot.name, self._boot.generation))
 
     def _made(self) -> Service:
         if self._service is None:
@@ -149,6 +161,8 @@ class Actor:
     async def _told(self, number: str, work: Awaitable[Any], what: str) -> Told:
         task = self._calls[number] = asyncio.ensure_future(work)
         try:
+            if self._begun:
+                self._askers.heard(number)
             await asyncio.wait([task])
             if task.cancelled():
                 raise WorkerError(self._boot.rank, "CancelledError", "it was stopped", worker=self._boot.name)

@@ -3,13 +3,17 @@ wrong token as of a cluster that does not answer."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from pathlib import Path
 
+from ray._common.usage.usage_constants import CLUSTER_METADATA_KEY
 from ray._private import services
+from ray._private.ray_constants import KV_NAMESPACE_CLUSTER
+from ray._private.utils import check_version_info, compute_version_info
 from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
-from ray.exceptions import AuthenticationError
+from ray.exceptions import AuthenticationError, RayError
 
 from headrace.errors import HeadraceError
 
@@ -39,8 +43,7 @@ class TokenError(ClusterError):
 def require_admission(address: str) -> None:
     """Blocking, for a minute at most. Raises ClusterError, OSError and RayError: nobody answers, TokenError."""
     require_address(address)
-    found = services.canonicalize_bootstrap_address(address) if address == _OWN_NODE else address
-    if found is None:
+    if (found := _found(address)) is None:
         raise ClusterError(
             f"runtime.address is {address}, and this machine is a node of no Ray cluster; write its head's HOST:PORT, "
             "or set RAY_ADDRESS to it"
@@ -50,9 +53,70 @@ def require_admission(address: str) -> None:
     if _mode() == _BY_TOKEN and _tokenless() is not None:  # Ray ends whoever asks without one
         raise token_error(f"the Ray cluster at {address}")
     try:
-        GcsClient(address=found)
+        _require_versions(f"the Ray cluster at {address}", GcsClient(address=found))
     except AuthenticationError as error:
         raise token_error(f"the Ray cluster at {address}") from error
+
+
+def _found(address: str) -> str | None:
+    """HOST:PORT, if there is any."""
+    found: str | None = services.canonicalize_bootstrap_address(address) if address == _OWN_NODE else address
+    return found
+
+
+def _require_versions(whose: str, client: GcsClient) -> None:
+    """Those that Ray requires of whoever joins. Raises ClusterError."""
+    kept: bytes | None = client.internal_kv_get(CLUSTER_METADATA_KEY, namespace=KV_NAMESPACE_CLUSTER)
+    if kept is None:
+        return
+    metadata = json.loads(kept)
+    try:
+        check_version_info(metadata, "here")
+    except RuntimeError as error:
+        ray, python = compute_version_info()
+        raise ClusterError(
+            f"{whose} has Ray {metadata['ray_version']} and Python {metadata['python_version']}, and the command Ray "
+            f"{ray} and Python {python}; install the cluster's here, or have it run the command (headrace submit)"
+        ) from error
+
+
+def require_node(address: str) -> None:
+    """Ray lets in who is on one of its nodes, and says of others that it found none. Blocking. Raises ClusterError;
+    nothing where it cannot be told."""
+    try:
+        there = GcsClient(address=_found(address)).get_all_node_info(timeout=_REACH_S)
+    except (RayError, OSError, ValueError):
+        return
+    if not {each.hex() for each in there} & services.find_node_ids():
+        raise ClusterError(
+            f"this machine is no node of the Ray cluster at {address}, and a run can only be begun on one: run the "
+            f"command on a node, make this machine one (`ray start --address={address}`), or hand the run to the "
+            "cluster (`headrace submit`)"
+        )
+
+
+def require_same(address: str, own: str) -> None:
+    """`own`: of the cluster that this process is in already, which is the only one that it can be in. Blocking. Raises
+    ClusterError."""
+    if address == _OWN_NODE:
+        return
+    require_address(address)
+    try:
+        is_same = bool(_reached(address) & _reached(own))
+    except OSError:  # no such host
+        is_same = False
+    if not is_same:
+        raise ClusterError(
+            f"runtime.address is {address}, and this process is in the Ray cluster at {own} already; leave "
+            "runtime.address out, or call ray.shutdown() first"
+        )
+
+
+def _reached(address: str) -> set[tuple[str, int]]:
+    """What an address of a head comes to; this machine is known by its own address too. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    found = {str(each[4][0]) for each in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)}
+    return {(each, int(port)) for each in found | {services.resolve_ip_for_localhost(each) for each in found}}
 
 
 def token_error(whose: str) -> TokenError:

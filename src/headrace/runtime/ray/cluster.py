@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,8 +25,8 @@ from headrace.runtime.process.boot import PACKAGE, path_of
 from headrace.runtime.process.origin import Origin
 from headrace.runtime.process.processes import Processes
 from headrace.runtime.protocol import Services
-from headrace.runtime.ray.admission import ClusterError, ClusterRefusal
-from headrace.runtime.ray.joining import Reached, join, leave
+from headrace.runtime.ray.admission import ClusterError, ClusterRefusal, require_same
+from headrace.runtime.ray.joining import Reached, join, leave, own_address
 from headrace.runtime.ray.member import RayWorker
 from headrace.runtime.ray.near_process import NearProcess
 from headrace.runtime.ray.nodes import here
@@ -37,6 +38,8 @@ from headrace.runtime.ray.shelf_watch import ShelfWatch
 from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Placement, WorkerLost
+
+logger = logging.getLogger(__name__)
 
 LANE = "ray"
 _NO_NAME = r"[^A-Za-z0-9_.-]+"
@@ -80,12 +83,12 @@ class RayCluster:
         shared: SharedNeeds | None = None,
         host_key: str = HOST_KEY,
     ) -> None:
-        """`run` names the run, as its folder does. `address`: of a cluster; unless given, `head` starts one
-        here; with neither, this process has to be in one already. `logs`: a folder; what `rollout/0` prints
-        is in rollout-0.log there, where a node sees it. `near`: whether workers are spoken to as on this machine, if
-        they are. `teams`: what workers ask for. `room_s`: how long one waits for room. `needs`: given a file in this
-        machine's memory, what the nodes of workers have to have, by their kind. `together`, `meet`,
-        `shared`, `host_key`: see `Inspection`."""
+        """`run` names the run, as its folder does. `address`: of a cluster; unless given, `head` starts one here. A
+        process that is in one already stays in it, whose address is then the only one that may be given. `logs`: a
+        folder; what `rollout/0` prints is in rollout-0.log there, where a node sees it. `near`: whether workers are
+        spoken to as on this machine, if they are. `teams`: what workers ask for. `room_s`: how long one waits for room.
+        `needs`: given a file in this machine's memory, what the nodes of workers have to have, by their kind.
+        `together`, `meet`, `shared`, `host_key`: see `Inspection`."""
         self.keeps_all = not near
         self._address = address
         self._head = head
@@ -202,7 +205,7 @@ class RayCluster:
             if self._head is not None:
                 why = self._head.ended()
             else:
-                reached = reached or Reached(ray.get_runtime_context().gcs_address)
+                reached = reached or Reached(own_address())
                 why = await on_own_thread(reached.lost)
             if why is not None:
                 self._ended.set()
@@ -227,7 +230,11 @@ class RayCluster:
             await on_own_thread(lambda: self._leave(refs))
 
     def _connect(self) -> None:
-        self._joins = not ray.is_initialized()  # else this process is in a cluster already, as a notebook's may be
+        self._joins = not ray.is_initialized()
+        if not self._joins:  # this process is in a cluster already, as a notebook's may be
+            self._head = None
+            if self._address is not None:
+                require_same(self._address, own_address())
         try:
             if self._joins:
                 self._join()
@@ -263,6 +270,10 @@ class RayCluster:
             raise ClusterRefusal(str(error)) from error
         if self.keeps_all or not inspection.all_near:
             self.keeps_all = True
+            logger.warning(
+                "a node does not see this machine's memory: columns lie in the cluster's object store, and when that "
+                "is full, they spill to disks as the cluster is set to"
+            )
         else:
             inspection.stay_near()
 

@@ -26,20 +26,27 @@ class RayImported(HeadraceError, RuntimeError):
 
 def prepare(address: str | None) -> None:
     """`address`: of a cluster, whose token the environment or Ray's own file has; None for one that is started here,
-    with a token that is made up, unless the environment has one. Raises RayImported."""
+    with a token always: that of the environment, or one that is made up. Raises RayImported."""
     imported = sys.modules.get("ray")
-    if imported is not None and not (_MODE in os.environ or imported.is_initialized()):
+    is_in_one = imported is not None and imported.is_initialized()
+    if imported is not None and not is_in_one and (_MODE not in os.environ or _lets_all_in(address)):
         raise RayImported(
             f"ray was imported before the run could give it a token; set {_MODE}=token and {_TOKEN} in the environment "
             "of this process, import ray later, or call ray.init first"
         )
-    os.environ.setdefault(_MODE, "token")
     os.environ.setdefault(_PATIENCE, "180")
-    if address is None:
-        os.environ.setdefault(_MANY_NODES, "0")
+    if address is None and not is_in_one:
+        os.environ[_MODE] = "token"
+        os.environ[_MANY_NODES] = "0"
         os.environ.setdefault(_NICENESS, "0")
-        if not any(name in os.environ for name in _TOKENS):
+        if not any(os.environ.get(name) for name in _TOKENS):
             os.environ[_TOKEN] = secrets.token_hex(32)
+    os.environ.setdefault(_MODE, "token")
     # Ray's functions begin a cluster where there is none, as where a run's own has ended.
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "RAY_ENABLE_AUTO_CONNECT"):
         os.environ.setdefault(name, "0")
+
+
+def _lets_all_in(address: str | None) -> bool:
+    """Whether a Ray would be the run's own and have no token."""
+    return address is None and os.environ[_MODE].lower() != "token"

@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 from headrace.runtime.node_check import NodeUnfit
 from headrace.runtime.placing import Node, NoRoom, Placed, Teams, by_node, placed
 from headrace.runtime.ray import nodes
-from headrace.runtime.ray.admission import ClusterError, ClusterRefusal, require_admission
+from headrace.runtime.ray.admission import ClusterError, ClusterRefusal, require_admission, require_node, require_same
 from headrace.runtime.ray.scouts import Inspection
 from headrace.runtime.ray.signal_handlers import kept_signal_handlers
 
@@ -66,12 +66,20 @@ def join(address: str, namespace: str) -> None:
     except ClusterError:
         raise
     except (RayError, OSError, RuntimeError, ValueError) as error:
+        if type(error) is RuntimeError:  # it has waited for a node here
+            require_node(address)
         words = " ".join(str(error).split())
         raise ClusterError(
             f"no Ray cluster answers at {address}: {words[:_WORDS]}; correct runtime.address, or look whether the "
             "cluster is up (`ray status` on a node of it)"
         ) from error
     _keep_quiet()
+
+
+def own_address() -> str:
+    """Of the head of the cluster that this process is in."""
+    address: str = ray.get_runtime_context().gcs_address
+    return address
 
 
 def leave() -> None:
@@ -96,6 +104,8 @@ def looked_at(address: str, teams: Teams, inspection: Inspection) -> tuple[Seque
     joins = not ray.is_initialized()
     if joins:
         join(address, "headrace-check")
+    else:
+        require_same(address, own_address())
     try:
         there = nodes.nodes(teams.device)
         found = placed(teams.teams, there, teams.device, inspection.together)

@@ -22,7 +22,7 @@ class ReachedActor:
     here = None
 
     def __init__(self, handle: Handle, types: WireTypes, services: Services, asker: str) -> None:
-        """`asker`: who asks, by a name that nobody else has."""
+        """`asker`: who asks (`asker_name`)."""
         self._handle = handle
         self._types = types
         self._services = services
@@ -60,7 +60,7 @@ class ReachedActor:
             except ValueError as error:
                 raise WorkerLost(handle.rank, f"there is no such actor: {error}", worker=handle.worker) from error
             self._found = AskedActor(
-                actor, lambda: self._types, self._services, handle.worker, handle.rank, f"{self._asker}>{id(self)}"
+                actor, lambda: self._types, self._services, handle.worker, handle.rank, f"{self._asker}{id(self)}"
             )
         return self._found
 
