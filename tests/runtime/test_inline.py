@@ -184,13 +184,17 @@ def test_close_leaves_a_call_behind_that_never_returns(
 ) -> None:
     monkeypatch.setattr(inline, "_SOON_S", 0.01)
     monkeypatch.setattr(inline, "_CLOSING_S", 0.05)
-    hold = threading.Event()
+    begun, hold = threading.Event(), threading.Event()
+
+    def hang() -> bool:
+        begun.set()
+        return hold.wait()
 
     async def main() -> None:
         runtime = InlineRuntime()
-        hung = asyncio.ensure_future(runtime.compute("mine", hold.wait))
+        hung = asyncio.ensure_future(runtime.compute("mine", hang))
         queued = asyncio.ensure_future(runtime.compute("mine", int))
-        await asyncio.sleep(0.01)
+        await asyncio.to_thread(begun.wait)
         await runtime.close()
         hold.set()
         with pytest.raises(asyncio.CancelledError):

@@ -212,10 +212,12 @@ def test_a_relay_that_leaves_on_the_way_is_heard_of_at_once(pair: Pair) -> None:
 
 @pytest.mark.parametrize("devices", [("GPU-1", "GPU-2"), ("cpu", "cpu")])
 def test_where_nccl_does_not_work_the_group_says_so(tmp_path: Path, devices: tuple[str, ...]) -> None:
-    """A device that is not seen, and a torch without NCCL, or none of the devices that it is for."""
+    """A device that is not seen, and a torch without NCCL, or none of the devices that it is for. Who fails leaves, and
+    the other may hear of that first."""
     pair = Pair(tmp_path, devices)
     answers = pair.meet()
-    assert all(isinstance(each, NcclError) for each in answers), answers
+    assert all(isinstance(each, PeerError) for each in answers), answers
+    assert any(isinstance(each, NcclError) for each in answers), answers
     pair.devices = ()
     assert pair.meet() == (None, None)
 
