@@ -25,7 +25,7 @@ SGLANG_READY := $(SGLANG)/.ready
 VERIFIERS       := .venv-verifiers
 VERIFIERS_READY := $(VERIFIERS)/.ready
 
-.PHONY: quickstart test test-slow slow-of-the-house slow-beside-others soak trackers-env verifiers-env vllm-env sglang-env lint bench gpu-check clean
+.PHONY: quickstart test test-slow soak trackers-env verifiers-env vllm-env sglang-env lint bench gpu-check clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -81,18 +81,11 @@ $(SGLANG_READY): requirements-sglang.txt plugins/headrace-sglang-cpu/pyproject.t
 
 sglang-env: $(SGLANG_READY)
 
-# What takes more than a second and a half or so, in two rows beside each other, since servers leave a core idle as they
-# start: 45 minutes, of which 5 for 10^5 random sequences of events, 3 for the wheel and the sdist in an empty environment;
-# and 10 for vLLM, 8 for SGLang, 1 for a job in Ray, 4 for the trackers and 4 for verifiers. 60 together, on two quiet
-# cores, their environments included, which are made before.
-APART := $(DASHBOARD_READY) $(TRACKERS_READY) $(VLLM_READY) $(SGLANG_READY) $(VERIFIERS_READY)
-test-slow: $(READY) $(APART)
-	$(MAKE) --jobs 2 --output-sync=target slow-of-the-house slow-beside-others
-
-slow-of-the-house: $(READY)
-	$(BIN)/python -m pytest -m slow --ignore tests/servers --ignore tests/cli/test_submit.py $(SHARED) $(ARGS)
-
-slow-beside-others: $(READY) $(APART)
+# What takes more than a second and a half or so: 45 minutes, of which 5 for 10^5 random sequences of events, 3 for the
+# wheel and the sdist in an empty environment. Then 7 for vLLM, 5 for SGLang, 4 for the trackers and 4 for verifiers, their
+# environments included. 65 together, on two quiet cores.
+test-slow: $(READY) $(DASHBOARD_READY) $(TRACKERS_READY) $(VLLM_READY) $(SGLANG_READY) $(VERIFIERS_READY)
+	$(BIN)/python -m pytest -m slow --ignore tests/servers $(SHARED) $(ARGS)
 	$(BIN)/python -m pytest -m slow tests/servers $(ARGS)
 	PYTHONPATH=$(CURDIR)/$(DASHBOARD):$(PYTHONPATH) $(BIN)/python -m pytest -m slow tests/cli/test_submit.py
 	$(TRACKERS)/bin/python -m pytest -m slow tests/trackers
@@ -100,14 +93,15 @@ slow-beside-others: $(READY) $(APART)
 
 # 5,000 cases of the fault matrix, and how often each fault took effect: in half an hour on a quiet core. A part of them:
 # `make soak SEEDS=500 FIRST=4000`. Then layouts of eight ranks: three minutes. Then a run of which KILLS processes are
-# killed at random: two seconds each.
+# killed at random: two seconds each. Then what is like other slow tests: ten minutes.
 SEEDS ?= 5000
 FIRST ?= 0
 KILLS ?= 1000
-soak: $(READY)
+soak: $(READY) $(VLLM_READY) $(SGLANG_READY)
 	$(BIN)/python -m headrace.controller.simulation --seeds $(SEEDS) --first $(FIRST)
 	HEADRACE_RANKS=8 $(BIN)/python -m pytest -m slow tests/training/test_layouts.py
 	HEADRACE_KILLS=$(KILLS) $(BIN)/python -m pytest -s -m slow tests/controller/test_kills.py
+	HEADRACE_SOAK=1 $(BIN)/python -m pytest -m "slow and soak"
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples

@@ -58,6 +58,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "HEADRACE_SOAK" not in os.environ:
+        for item in items:
+            if item.get_closest_marker("soak"):
+                item.add_marker(pytest.mark.skip(reason="make soak"))
     if os.environ["HEADRACE_TEST_DEVICE"] != "cpu":
         skip = pytest.mark.skip(reason="of the CPU")
         for item in items:

@@ -202,8 +202,13 @@ def test_epochs_and_updates_of_actor_and_critic(tmp_path: Path) -> None:
             "algorithm": {"epochs_per_batch": 2, "proximal": "loglinear", "kl": {"coefficient": 0.1}},
             "reference": {"placement": "hybrid", "refresh_every": 1},
         },
-        {"algorithm": {"updates_per_batch": 2, "objective": "naive"}, "model": {"dtype": "bfloat16"}},
-        {"rollout__oversample": 1.7, "algorithm": {"advantage": "batch_normalized"}},
+        pytest.param(
+            {"algorithm": {"updates_per_batch": 2, "objective": "naive"}, "model": {"dtype": "bfloat16"}},
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            {"rollout__oversample": 1.7, "algorithm": {"advantage": "batch_normalized"}}, marks=pytest.mark.soak
+        ),
     ],
     ids=["hybrid reference", "bfloat16", "over-sampling"],
 )

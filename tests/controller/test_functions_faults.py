@@ -105,6 +105,7 @@ def test_a_run_whose_functions_worker_dies_ends_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_so_do_many(tmp_path: Path) -> None:
     end_whole(tmp_path, range(QUICK, ALL))
 

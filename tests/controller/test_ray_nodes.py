@@ -133,6 +133,7 @@ def test_a_node_that_does_not_see_what_its_workers_need_is_refused(tmp_path: Pat
     assert short.startswith("no node has room for rollout/0, which ask for 2 slot and 1 CPU (2 devices of one node)")
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(not can_unshare("-rm"), reason="no namespaces here")
 def test_a_lost_machine_with_its_relay_is_left_out_and_its_engine_is_seated_elsewhere(tmp_path: Path) -> None:
     """One of two engines is on a node that does not see the trainer's memory, and takes versions over a relay there.

@@ -42,6 +42,7 @@ def test_a_run_whose_workers_are_all_actors(tmp_path: Path) -> None:
     } <= named
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("victim", "told"), [("engine-0", ("engine_died", "engine_back")), ("rollout-0", ("worker_lost",))]
 )

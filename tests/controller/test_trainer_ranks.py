@@ -181,7 +181,12 @@ def kill_ranks(monkeypatch: pytest.MonkeyPatch, kills: Kills) -> list[tuple[str,
                 ("write_state", 1): 0,
             },
         ),
-        ({"dp": 2, "replicas": 2, "tp": 2}, {}, {("add_up", 1): 3, ("accumulate_held", 3): 1}),
+        pytest.param(
+            {"dp": 2, "replicas": 2, "tp": 2},
+            {},
+            {("add_up", 1): 3, ("accumulate_held", 3): 1},
+            marks=pytest.mark.soak,
+        ),
         # Between the two steps of a batch: the first one is made, by all; or by those that are left.
         (
             {"dp": 2, "replicas": 2, "tp": 2},

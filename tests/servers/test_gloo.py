@@ -143,7 +143,11 @@ def sender_port(worker: ServerEngineWorker) -> int:
             id="vllm",
             marks=vllm_server.needs_vllm,
         ),
-        pytest.param({"kind": "sglang", "python": sglang_server.PYTHON}, id="sglang", marks=sglang_server.needs_sglang),
+        pytest.param(
+            {"kind": "sglang", "python": sglang_server.PYTHON},
+            id="sglang",
+            marks=[sglang_server.needs_sglang, pytest.mark.soak],
+        ),
     ],
 )
 def test_a_run_loses_nothing_where_what_sends_weights_is_killed(tmp_path: Path, engine: dict[str, Any]) -> None:

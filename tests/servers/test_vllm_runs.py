@@ -33,7 +33,11 @@ VICTIMS = {
 }
 
 
-@pytest.mark.parametrize("victim", VICTIMS.values(), ids=VICTIMS)
+@pytest.mark.parametrize(
+    "victim",
+    [pytest.param(one, marks=() if name == "core" else pytest.mark.soak) for name, one in VICTIMS.items()],
+    ids=VICTIMS,
+)
 def test_its_death_costs_the_run_nothing(tmp_path: Path, victim: Callable[[Run], psutil.Process]) -> None:
     process, run = begun(
         tmp_path, engine__kind="vllm", engine__python=PYTHON, engine__args={"skip_tokenizer_init": True}
