@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from headrace.models import products
 from headrace.models.product_choice import ProductChoice
-from headrace.models.products import linear, packed, packed_product, packed_product_onto, use_fast_products
+from headrace.models.products import linear, packed, product, product_onto, use_fast_products
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 IN, OUT = 24, 40
+CPU = torch.device("cpu")
 
 
 def near(found: Tensor | None, wanted: Tensor | None) -> bool:
@@ -63,8 +64,8 @@ def test_a_packed_matrix_multiplies_any_number_of_rows(rows: int, has_bias: bool
     with torch.inference_mode():
         laid_out = packed(weight)
         wanted = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
-        assert near(packed_product(x, laid_out, bias), wanted)
-        assert near(packed_product_onto(hidden, x, laid_out, bias), hidden.double() + wanted)
+        assert near(product(x, laid_out, bias), wanted)
+        assert near(product_onto(hidden, x, laid_out, bias), hidden.double() + wanted)
 
 
 class Net(nn.Module):
@@ -79,11 +80,13 @@ class Net(nn.Module):
 
 def test_a_models_layers_take_it_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "choice_for", lambda dtype: ProductChoice(1.0, 2.0))
-    assert use_fast_products(Net()) == 0, "packed it is faster, and not as it is"
+    assert use_fast_products(Net(), CPU) == 0, "packed it is faster, and not as it is"
+    monkeypatch.setattr(products, "choice_for", lambda dtype: pytest.fail("it was measured for a device"))
+    assert use_fast_products(Net(), torch.device("cuda")) == 0
     monkeypatch.setattr(products, "choice_for", lambda dtype: ProductChoice(2.0, 2.0))
     own, other = Net(), Net()
     other.load_state_dict(own.state_dict())
-    assert use_fast_products(own) == 2
+    assert use_fast_products(own, CPU) == 2
     other.double()
     for rows in (5, 1):
         x = draw(rows, IN)
@@ -98,6 +101,6 @@ def test_a_models_layers_take_it_where_it_is_faster(monkeypatch: pytest.MonkeyPa
 def test_other_dtypes_and_a_single_row_without_a_batch_go_torchs_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "choice_for", lambda dtype: ProductChoice(2.0, 2.0))
     model = Net()
-    use_fast_products(model)
+    use_fast_products(model, CPU)
     assert near(model(draw(IN)), model.double()(draw(IN).double()))
     assert model.bfloat16()(draw(2, IN).bfloat16()).dtype == torch.bfloat16

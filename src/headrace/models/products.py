@@ -19,11 +19,12 @@ _PACKED_FOR = 64
 """Rows: what a matrix is laid out for when it is packed. It is as good for any number from two on."""
 
 
-def product(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T by oneDNN: [N, in] and [out, in], which may be views, to [N, out]. Of one dtype; not differentiable."""
-    if not x.numel():  # oneDNN has no sums of nothing
-        return torch.mm(x, weight.t())
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b by oneDNN: [N, in], [out, in] and [out] to [N, out]. Of one dtype; x and W may be views, and W as
+    `packed` gives it. Not differentiable."""
+    if not x.shape[1]:  # oneDNN has no sums of nothing
+        return F.linear(x, weight, bias)
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return result
 
 
@@ -33,14 +34,8 @@ def packed(weight: Tensor) -> Tensor:
     return result
 
 
-def packed_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x W^T + b: [N, in], W as `packed` gives it, and [out] to [N, out]. Not differentiable."""
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return result
-
-
-def packed_product_onto(hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """hidden + x W^T + b in one pass over memory; see `packed_product`."""
+def product_onto(hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """hidden + x W^T + b in one pass over memory; see `product`."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, hidden, weight, bias, "add")
     return result
 
@@ -52,10 +47,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return result
 
 
-def use_fast_products(model: nn.Module) -> int:
-    """Give each linear layer of `model` that will compute in float32 on a CPU the forward and backward pass of
-    `linear`, where that is faster on this machine. Returns how many took it."""
-    if not choice_for(torch.float32).dense:
+def use_fast_products(model: nn.Module, device: torch.device) -> int:
+    """Give each linear layer of `model` that will compute in float32 the forward and backward pass of `linear`, where
+    `device` is a CPU on which that is faster. Returns how many took it."""
+    if device.type != "cpu" or not choice_for(torch.float32).dense:
         return 0
     layers = [module for module in model.modules() if type(module) is nn.Linear]
     for layer in layers:
@@ -75,8 +70,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return result
+        return product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

@@ -58,8 +58,7 @@ class SharedModel:
         call_between_layers(model, partial(mark, "layer"))
         with nullcontext() if source is None else source.lent(model):
             self._lm = PackedLM(model, device)
-        if self._lm.device.type == "cpu":
-            use_fast_products(model)
+        use_fast_products(model, self._lm.device)
         self._ranks: RankGroup | None = None
         self._joint: JointModel | None = None
         self._outlines: Outlines = {}

@@ -123,8 +123,7 @@ class HFTrainer:
         remove_dropout(model)
         if layout.tp == 1:
             use_written_out_norms(model, self._lm.device)
-        if self._lm.device.type == "cpu":
-            use_fast_products(model)
+        use_fast_products(model, self._lm.device)
         self._remembered: Remembered | None = None
         self._marks = PassMarks(between_layers if self._lm.device.type == "cpu" else None)
         call_between_layers(model, self._marks.at_layer)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from headrace.models.product_choice import choice_for
-from headrace.models.products import packed, packed_product, packed_product_onto
+from headrace.models.products import packed, product, product_onto
 from headrace.weights.copies import copy_each
 
 
@@ -48,10 +48,10 @@ class PackedProjection(Projection):
     """x W^T + b with W packed, on CPUs where that is faster; see `models/products.py`."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return packed_product(x, self.weight, self.bias)
+        return product(x, self.weight, self.bias)
 
     def onto(self, hidden: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return packed_product_onto(hidden, x, self.weight, self.bias)
+        return product_onto(hidden, x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)

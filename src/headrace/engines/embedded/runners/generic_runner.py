@@ -33,8 +33,7 @@ class GenericRunner:
         self._model = model
         self._cache = cache
         self._told: torch.Tensor | None = None
-        if model.device.type == "cpu":
-            use_fast_products(model)
+        use_fast_products(model, model.device)
         if layers := attach_routing(model):
             text = model.config.get_text_config()
             cache.keep_experts(layers, text.num_experts_per_tok, text.num_experts)
