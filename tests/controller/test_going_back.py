@@ -55,12 +55,13 @@ def test_running_groups_that_would_be_late_are_named_and_begin_anew() -> None:
     config = job(**PPO, async__ahead=12, checkpoint__every=3, trainer__batches=12)
     died = simulate(config, 0, lost(("actor", 5)))
     check(died, config)
-    (back,) = [event.data for event in died.record.events if event.kind == "went_back"]
-    assert f"{len(back['ended'])} running group(s)" in back["message"]
+    told = [event.data for event in died.record.events if event.kind == "reissued"]
+    late = [event["prompt"] for event in told if "it would be late" in event["message"]]
+    assert len(returns(died)) == 1
     receipts = Journal(FOLDER / "journal", died.files).written(0)
     issues = {str(GroupKey(*receipt.key)): receipt.issue for receipt in receipts}
-    assert back["ended"]
-    assert min(issues[key] for key in back["ended"]) > 0, "one of them came to its end as it was issued first"
+    assert late
+    assert min(issues[key] for key in late) > 0, "one of them came to its end as it was issued first"
 
 
 @pytest.mark.parametrize("who", ["actor", "critic"])

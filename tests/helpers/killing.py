@@ -161,8 +161,7 @@ def require_nothing_lost(folder: Path, max_staleness: int) -> Counter[str]:
     finished = Counter(receipt.key for receipt in receipts)
     with RunReader(folder) as reader:
         reader.counts().check()
-        events = [event for event in reader.events.read() if event.kind == "went_back"]
-        late = Counter(key for event in events for key in event.data["ended"])
+        late = Counter(event.data["prompt"] for event in reader.events.read() if event.kind == "reissued")
         doubled = {key: times for key, times in finished.items() if times > 1 + late[str(GroupKey(*key))]}
         those = [receipt for receipt in receipts if receipt.key in doubled]
         assert not doubled, f"finished more than once: {those}; ended as the run went back: {late}"

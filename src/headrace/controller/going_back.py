@@ -109,8 +109,8 @@ class GoingBack:
         refs = parts.context.refs
         trained, damaged = await self._runtime.compute(LANE, read_back, rows, self._store.journal.read, refs)
         restored = parts.flow.go_back(commit, trained)
-        ended = [str(key) for key in parts.flow.left()]
-        for key, why in damaged.items():
+        late = dict.fromkeys(parts.flow.left(), "it would be late for the batch that it is due by")
+        for key, why in (damaged | late).items():
             message = f"group {key} is generated again: {why}"
             parts.recorder.event("reissued", {"prompt": str(key), "message": message})
         await self._tell(restored)
@@ -123,10 +123,7 @@ class GoingBack:
             scorer.begin_again()
         again = left.number > version.number
         message = f"the run goes on from {version}" + (": what was trained since is trained again" if again else "")
-        if ended:
-            message += f"; {len(ended)} running group(s) would be late for the batch they are due by, and begin anew"
-        data = {"version": str(version), "from": str(left), "ended": ended, "message": message}
-        parts.recorder.event("went_back", data)
+        parts.recorder.event("went_back", {"version": str(version), "from": str(left), "message": message})
 
     def _may_go_back(self, lost: WorkerLost, commit: Commit) -> bool:
         """Nothing is known of a reference that was refreshed since version 0, which has no files."""
