@@ -41,7 +41,7 @@ def test_greedy_tokens_and_logprobs_equal_hugging_face(name: str) -> None:
 def test_it_computes_the_same_with_either_layout_of_its_matrices(
     name: str, gain: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused_weights, "choice_for", lambda dtype: ProductChoice(gain, gain))
+    monkeypatch.setattr(fused_weights, "choice_for", lambda device, dtype: ProductChoice(gain, gain))
     model = tiny_model(name)
     cache = KeyValueCache(cache_shape(model.config), CachePlan(2, 32, 0), torch.float32, DEVICE)
     with torch.inference_mode():

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.models.product_choice import NEITHER, ProductChoice, kept_choice, measured
+from headrace.models import product_choice
+from headrace.models.product_choice import (
+    NEITHER,
+    ProductChoice,
+    choice_for,
+    dense_is_faster,
+    kept_choice,
+    measured,
+)
 
 FAST, SLOW = ProductChoice(2.2, 2.5), ProductChoice(0.9, 1.05)
 
@@ -59,3 +67,12 @@ def test_measuring_leaves_threads_and_draws_alone() -> None:
     assert found.packed_gain > 0
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_nothing_is_measured_for_a_device_and_bfloat16_is_no_slower_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product_choice, "_on_cpu", never)
+    assert choice_for(torch.device("cuda"), torch.float32) == NEITHER
+    assert not dense_is_faster(torch.device("cpu"), torch.bfloat16)
+    monkeypatch.setattr(product_choice, "HAS_ONEDNN", True)
+    monkeypatch.setattr(product_choice, "_on_cpu", lambda dtype: FAST)
+    assert dense_is_faster(torch.device("cpu"), torch.float32)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headrace.models import products
-from headrace.models.product_choice import ProductChoice
-from headrace.models.products import linear, packed, product, product_onto, use_fast_products
+from headrace.models import fast_linear
+from headrace.models.fast_linear import use_fast_products
+from headrace.models.products import linear, packed, product, product_onto
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 IN, OUT = 24, 40
@@ -79,14 +79,12 @@ class Net(nn.Module):
 
 
 def test_a_models_layers_take_it_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "choice_for", lambda dtype: ProductChoice(1.0, 2.0))
-    assert use_fast_products(Net(), CPU) == 0, "packed it is faster, and not as it is"
-    monkeypatch.setattr(products, "choice_for", lambda dtype: pytest.fail("it was measured for a device"))
-    assert use_fast_products(Net(), torch.device("cuda")) == 0
-    monkeypatch.setattr(products, "choice_for", lambda dtype: ProductChoice(2.0, 2.0))
+    monkeypatch.setattr(fast_linear, "dense_is_faster", lambda device, dtype: False)
+    assert use_fast_products(Net(), CPU, torch.float32) == 0
+    monkeypatch.setattr(fast_linear, "dense_is_faster", lambda device, dtype: True)
     own, other = Net(), Net()
     other.load_state_dict(own.state_dict())
-    assert use_fast_products(own, CPU) == 2
+    assert use_fast_products(own, CPU, torch.float32) == 2
     other.double()
     for rows in (5, 1):
         x = draw(rows, IN)
@@ -99,8 +97,8 @@ def test_a_models_layers_take_it_where_it_is_faster(monkeypatch: pytest.MonkeyPa
 
 
 def test_other_dtypes_and_a_single_row_without_a_batch_go_torchs_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "choice_for", lambda dtype: ProductChoice(2.0, 2.0))
+    monkeypatch.setattr(fast_linear, "dense_is_faster", lambda device, dtype: True)
     model = Net()
-    use_fast_products(model, CPU)
+    use_fast_products(model, CPU, torch.float32)
     assert near(model(draw(IN)), model.double()(draw(IN).double()))
     assert model.bfloat16()(draw(2, IN).bfloat16()).dtype == torch.bfloat16

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from headrace.models.experts import active_numbers
-from headrace.models.product_choice import choice_for
+from headrace.models.product_choice import dense_is_faster
 from headrace.models.products import product
 from headrace.runtime.clock import SystemClock
 
@@ -44,7 +44,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     width = 768 if device.type == "cpu" else 4096
     own = torch.Generator(device).manual_seed(0)  # no model's draws depend on it
     left, right = (torch.randn(width, width, device=device, generator=own).to(dtype) for _ in range(2))
-    multiply = product if device.type == "cpu" and choice_for(dtype).dense else torch.matmul
+    multiply = product if dense_is_faster(device, dtype) else torch.matmul
     best, now = float("inf"), SystemClock().now
     for _ in range(1 + _TRIES):  # the first one finds its kernel
         began = now()

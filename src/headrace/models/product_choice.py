@@ -1,7 +1,7 @@
 """Which way of computing a product is the faster one on this machine: measured once, and kept.
 
 What is measured is kept for each processor and version of torch, in a file of the user's cache folder, so that all
-processes of a run, and a run that is resumed, compute alike, to the bit.
+processes with one such folder, on processors of one kind, compute alike, to the bit.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from headrace.models.products import HAS_ONEDNN, packed, product
 from headrace.runtime.clock import processor_seconds
 
 _WIDTH = 512
@@ -54,11 +55,18 @@ NEITHER = ProductChoice(0.0, 0.0)
 """Where there is no oneDNN, or nowhere to keep what was measured."""
 
 
+def choice_for(device: torch.device, dtype: torch.dtype) -> ProductChoice:
+    """Where `device` is this machine's CPU. Blocking: half a second or so, the first time on a machine."""
+    return _on_cpu(dtype) if device.type == "cpu" and HAS_ONEDNN else NEITHER
+
+
+def dense_is_faster(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether oneDNN is, with a matrix as it is. In bfloat16 `torch.mm` takes it too."""
+    return dtype == torch.float32 and choice_for(device, dtype).dense
+
+
 @cache
-def choice_for(dtype: torch.dtype) -> ProductChoice:
-    """On this machine's CPU. Blocking: a fifth of a second or so, the first time on a machine."""
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return NEITHER
+def _on_cpu(dtype: torch.dtype) -> ProductChoice:
     return kept_choice(_folder(), dtype, measured)
 
 
@@ -141,7 +149,7 @@ def _measured(dtype: torch.dtype) -> ProductChoice:
     layouts = {
         "mm": weight.t().contiguous(),
         "dense": weight,
-        "packed": torch.ops.mkldnn._reorder_linear_weight(weight, _FEW[-1]),
+        "packed": packed(weight),
     }
     inputs = {rows: torch.randn(rows, _WIDTH, generator=own).to(dtype) for rows in (*_FEW, *_MANY)}
     best = {(rows, way): float("inf") for rows in inputs for way in layouts}
@@ -155,10 +163,7 @@ def _measured(dtype: torch.dtype) -> ProductChoice:
 def _seconds(x: torch.Tensor, way: str, weight: torch.Tensor) -> float:
     began = processor_seconds()
     for _ in range(max(1, _REPEATED // len(x))):
-        if way == "mm":
-            torch.mm(x, weight)
-        else:
-            torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+        torch.mm(x, weight) if way == "mm" else product(x, weight)
     return processor_seconds() - began
 
 

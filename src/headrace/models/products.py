@@ -1,20 +1,16 @@
-"""Products of rows with a matrix on a CPU, x W^T, by whichever of torch's two ways is the faster one there.
-
-The one is what `torch.mm` takes, which for float32 is a library that some processors have no fast kernels in; the other
-is oneDNN. Which one it is, `product_choice` measures.
+"""Products of rows with a matrix on a CPU, x W^T, by oneDNN. `torch.mm` takes another library for float32, which has no
+fast kernels for some processors; which of the two is the faster one, `product_choice` measures.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from headrace.models.product_choice import choice_for
-
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _PACKED_FOR = 64
 """Rows: what a matrix is laid out for when it is packed. It is as good for any number from two on."""
 
@@ -45,25 +41,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows = _Linear.apply(x.flatten(0, -2), weight, bias)
     result: Tensor = rows.unflatten(0, x.shape[:-1])
     return result
-
-
-def use_fast_products(model: nn.Module, device: torch.device) -> int:
-    """Give each linear layer of `model` that will compute in float32 the forward and backward pass of `linear`, where
-    `device` is a CPU on which that is faster. Returns how many took it."""
-    if device.type != "cpu" or not choice_for(torch.float32).dense:
-        return 0
-    layers = [module for module in model.modules() if type(module) is nn.Linear]
-    for layer in layers:
-        layer.forward = partial(_forward, layer)  # type: ignore[method-assign]
-    return len(layers)
-
-
-def _forward(layer: Any, x: Tensor) -> Tensor:
-    weight = layer.weight
-    is_plain = type(weight) in (Tensor, nn.Parameter)  # ranks that split a matrix have a tensor of their own kind
-    if is_plain and x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and x.ndim > 1:
-        return linear(x, weight, layer.bias)
-    return F.linear(x, weight, layer.bias)
 
 
 class _Linear(torch.autograd.Function):

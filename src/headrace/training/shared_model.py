@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from headrace.models.fast_linear import use_fast_products
 from headrace.models.file_weights import FileWeights
 from headrace.models.norms import use_written_out_norms
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
-from headrace.models.products import use_fast_products
 from headrace.runtime.progress import mark, working
 from headrace.training.layer_hooks import call_between_layers
 from headrace.training.layouts.ranks import WHOLE, Layout
@@ -58,7 +58,7 @@ class SharedModel:
         call_between_layers(model, partial(mark, "layer"))
         with nullcontext() if source is None else source.lent(model):
             self._lm = PackedLM(model, device)
-        use_fast_products(model, self._lm.device)
+        use_fast_products(model, self._lm.device, self._dtype)
         self._ranks: RankGroup | None = None
         self._joint: JointModel | None = None
         self._outlines: Outlines = {}

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from headrace.models.fast_linear import use_fast_products
 from headrace.models.file_weights import FileWeights
 from headrace.models.logprobs import token_logprobs
 from headrace.models.norms import use_written_out_norms
 from headrace.models.operations import TrainingOperations, matrix_rate
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
-from headrace.models.products import use_fast_products
 from headrace.runtime.progress import mark
 from headrace.training.deterministic import can_sum_in_order, deterministic
 from headrace.training.dropout import remove_dropout
@@ -123,7 +123,7 @@ class HFTrainer:
         remove_dropout(model)
         if layout.tp == 1:
             use_written_out_norms(model, self._lm.device)
-        use_fast_products(model, self._lm.device)
+        use_fast_products(model, self._lm.device, dtype)
         self._remembered: Remembered | None = None
         self._marks = PassMarks(between_layers if self._lm.device.type == "cpu" else None)
         call_between_layers(model, self._marks.at_layer)

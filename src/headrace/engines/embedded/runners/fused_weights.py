@@ -153,6 +153,6 @@ def _project(weights: Mapping[str, torch.Tensor], *modules: str) -> Projection:
     """The named linear layers side by side."""
     weight = torch.cat([weights[name + ".weight"] for name in modules])
     bias = torch.cat([weights[name + ".bias"] for name in modules]) if modules[0] + ".bias" in weights else None
-    if weight.device.type == "cpu" and choice_for(weight.dtype).packed:
+    if choice_for(weight.device, weight.dtype).packed:
         return PackedProjection(packed(weight), bias)
     return Projection(weight.t().contiguous(), bias)

@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.runners.runner import PrefillPass
 from headrace.engines.embedded.runners.slot_attention import decode_attention, decode_bias, prefill_attention, visible
-from headrace.models.products import use_fast_products
+from headrace.models.fast_linear import use_fast_products
 from headrace.models.routing import attach_routing
 
 _IMPLEMENTATION = "headrace_slots"
@@ -33,7 +33,7 @@ class GenericRunner:
         self._model = model
         self._cache = cache
         self._told: torch.Tensor | None = None
-        use_fast_products(model, model.device)
+        use_fast_products(model, model.device, model.dtype)
         if layers := attach_routing(model):
             text = model.config.get_text_config()
             cache.keep_experts(layers, text.num_experts_per_tok, text.num_experts)
