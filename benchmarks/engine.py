@@ -20,9 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ from headrace.models.loading import load_causal_lm
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.version import Version
 
+T = TypeVar("T")
 THREADS = 2
 SETTLE_S = 0.5
 """Between turns: the threads of the side before spin for a while."""
@@ -145,6 +147,10 @@ class OwnSide:
 
         self._runs += 1
         return self._loop.run(run())
+
+    def compute(self, work: Callable[..., T], *args: Any) -> T:
+        """Call it on the thread that the engine computes on, with as many threads."""
+        return self._loop.run(self._runtime.compute("engine", work, *args))
 
     def close(self) -> None:
         async def end() -> None:

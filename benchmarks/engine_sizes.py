@@ -4,7 +4,7 @@
 
 As `benchmarks.engine` has it: the sides take turns, each in a process of its own, with two threads. Models are Qwen3
 and Qwen2 shapes with random weights; no token ends a sequence. Beside it, by the engine alone: the rate of its prefill,
-of prompts of which each samples one token, as a share of the machine's own rate of matrix products.
+of prompts of which each samples one token, as a share of the rate of matrix products, on the same thread in turn.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ LOADS = {
 VOCABULARY = {"90M": 32_000, "0.5B": 151_936}
 
 
-def make_model(size: str, folder: Path) -> None:
-    """A Hugging Face folder; float32."""
+def model_of(size: str) -> Any:
+    """A model of transformers with random weights; float32."""
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
@@ -41,16 +41,13 @@ def make_model(size: str, folder: Path) -> None:
         "tie_word_embeddings": True,
     }
     common |= {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
-    model: Any
     if size == "90M":
         shape: dict[str, Any] = {"hidden_size": 640, "intermediate_size": 1920, "num_hidden_layers": 14, "head_dim": 64}
         shape |= {"num_attention_heads": 10, "num_key_value_heads": 2}
-        model = Qwen3ForCausalLM(Qwen3Config(**shape, **common))
-    else:
-        shape = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24}
-        shape |= {"num_attention_heads": 14, "num_key_value_heads": 2}
-        model = Qwen2ForCausalLM(Qwen2Config(**shape, **common))
-    model.save_pretrained(folder)
+        return Qwen3ForCausalLM(Qwen3Config(**shape, **common))
+    shape = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24}
+    shape |= {"num_attention_heads": 14, "num_key_value_heads": 2}
+    return Qwen2ForCausalLM(Qwen2Config(**shape, **common))
 
 
 def prefill(folder: Path, size: str, dtype: str, runs: int) -> dict[str, Any]:
@@ -66,9 +63,8 @@ def prefill(folder: Path, size: str, dtype: str, runs: int) -> dict[str, Any]:
         begin = time.perf_counter()
         own.generate()
         rates.append(prompts.size / (time.perf_counter() - begin))
-        torch.set_num_threads(THREADS)
-        shares.append(2 * weights * rates[-1] / matrix_rate(torch.device("cpu"), getattr(torch, dtype)))
-        torch.set_num_threads(1)
+        rate = own.compute(matrix_rate, torch.device("cpu"), getattr(torch, dtype))
+        shares.append(2 * weights * rates[-1] / rate)
     own.close()
     print(size, dtype, "prefill", round(statistics.median(rates)), round(statistics.median(shares), 3), flush=True)
     return {"tokens_per_s": spread(rates), "share_of_matrix_rate": spread(shares)}
@@ -86,7 +82,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         for size in args.sizes:
             folder, load = Path(name) / size, LOADS[size]
-            make_model(size, folder)
+            model_of(size).save_pretrained(folder)
             prompts = load.prompts(load.concurrent, VOCABULARY[size])
             for dtype in args.dtypes:
                 row: dict[str, Any] = {"size": size, "concurrent": load.concurrent, "prompt": load.prompt}

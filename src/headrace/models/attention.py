@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headrace.models.attention_choice import blocks_are_faster
+from headrace.models.blocked_attention import blocked_attention
 from headrace.models.length_batches import SegmentPlan
 
 PACKED_ATTENTION = "headrace_packed"
@@ -77,10 +79,13 @@ def packed_attention(
 def _fused(q: Tensor, k: Tensor, v: Tensor, scaling: float | None, window: int | None) -> Tensor:
     """[B, H, T, D], [B, K, T, D], [B, K, T, E] to [B, H, T, E]."""
     dtype = q.dtype
+    whole = window is None or window >= q.shape[2]
+    if whole and blocks_are_faster(q.device, dtype):
+        return blocked_attention(q, k, v, q.shape[-1] ** -0.5 if scaling is None else scaling)
     if q.device.type == "cpu":
         # The CPU's half-precision backward is several times slower than its float32 one.
         q, k, v = q.float(), k.float(), v.float()
-    mask = None if window is None or window >= q.shape[2] else _visible(q.shape[2], window, q.device)
+    mask = None if whole else _visible(q.shape[2], window, q.device)
     if q.device.type != "cpu" and (q.dtype == torch.float32 or mask is not None):
         # The memory-efficient kernel, the one for these cases, has no grouped heads.
         k, v = _repeat(k, q.shape[1]), _repeat(v, q.shape[1])

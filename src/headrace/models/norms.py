@@ -67,18 +67,27 @@ class _RmsNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scale = (norm.square_() / x.shape[-1]).add_(eps).rsqrt_()
-        normed = (x.float() * scale).to(x.dtype)
-        ctx.save_for_backward(normed, weight, scale)
-        return normed * weight
+        ctx.save_for_backward(x, weight, scale)
+        return (x.float() * scale).to(x.dtype) * weight
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        """With n = x s the normalised x and u = g w: dx = s (u - n mean(u n)), dw = sum of g n over rows."""
-        (grad,) = grads
-        normed, weight, scale = ctx.saved_tensors
-        by_weight = (grad * normed).flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
-        up = (grad * weight).float()
-        wide = normed.float()
-        inner = torch.matmul(up[..., None, :], wide[..., :, None])[..., 0]
-        by_x = up.addcmul_(wide, inner, value=-1.0 / wide.shape[-1]).mul_(scale)
-        return by_x.to(normed.dtype), by_weight, None
+        """With n = x s the normalised x and u = g w: dx = s (u - n mean(u n)), dw = sum of g n over rows.
+
+        The kernel of layer normalisation, which takes x - m for a given m = 0, makes s (u - n mean(u n) - mean(u)).
+        """
+        x, weight, scale = ctx.saved_tensors
+        width = x.shape[-1]
+        rows, grad, scale = x.reshape(-1, width), grads[0].reshape(-1, width), scale.view(-1, 1)
+        given = (grad, rows, [width], torch.zeros_like(scale), scale, weight.float(), None, (True, False, False))
+        by_x = torch.ops.aten.native_layer_norm_backward(*given)[0]
+        mean = torch.mm(grad, weight[:, None]).float() / width
+        by_x.add_(mean.mul_(scale).to(by_x.dtype))
+        by_weight = None
+        if ctx.needs_input_grad[1]:
+            products = grad * rows
+            if products.dtype == torch.float32:
+                by_weight = products.mul_(scale).sum(0)
+            else:  # added up in float32, in one pass
+                by_weight = torch.mm(scale.t().to(products.dtype), products)[0]
+        return by_x.view(x.shape), by_weight, None

@@ -1,24 +1,15 @@
-"""Which way of computing a product is the faster one on this machine: measured once, and kept.
-
-What is measured is kept for each processor and version of torch, in a file of the user's cache folder, so that all
-processes with one such folder, on processors of one kind, compute alike, to the bit.
-"""
+"""Which way of computing a product is the faster one on this machine: measured once, and kept."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import platform
-import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
 
+from headrace.models.machine_measurements import cache_folder, kept_measurement, one_thread
 from headrace.models.products import HAS_ONEDNN, packed, product
 from headrace.runtime.clock import processor_seconds
 
@@ -67,80 +58,23 @@ def dense_is_faster(device: torch.device, dtype: torch.dtype) -> bool:
 
 @cache
 def _on_cpu(dtype: torch.dtype) -> ProductChoice:
-    return kept_choice(_folder(), dtype, measured)
+    return kept_choice(cache_folder(), dtype, measured)
 
 
 def kept_choice(
     folder: Path | None, dtype: torch.dtype, measure: Callable[[torch.dtype], ProductChoice]
 ) -> ProductChoice:
-    """What is kept in `folder`, or else is measured and kept there: who comes first decides for all. None, or a folder
-    that cannot be written: `NEITHER`, since each process would find something else."""
-    if folder is None:
-        return NEITHER
-    path = folder / f"products-{_machine()}-{str(dtype).removeprefix('torch.')}.json"
-    for _ in range(2):
-        try:
-            return _read(path)
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, TypeError, KeyError):
-            with suppress(OSError):
-                path.unlink()
-        try:
-            _keep(path, asdict(measure(dtype)))
-        except OSError:
-            return NEITHER
-    return NEITHER
-
-
-def _read(path: Path) -> ProductChoice:
-    found = json.loads(path.read_text())
-    return ProductChoice(float(found["dense_gain"]), float(found["packed_gain"]))
-
-
-def _keep(path: Path, found: Mapping[str, float]) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".json") as file:
-        json.dump({**found, "processor": _processor()[0], "torch": torch.__version__}, file)
-        file.flush()
-        with suppress(FileExistsError):
-            os.link(file.name, path)
-
-
-def _folder() -> Path | None:
-    given = os.environ.get("XDG_CACHE_HOME")
-    with suppress(RuntimeError):  # whoever has no home
-        return (Path(given) if given else Path.home() / ".cache") / "headrace"
-    return None
-
-
-def _machine() -> str:
-    """Of processor, torch and what is measured: 16 hexadecimal digits."""
-    said = "\n".join((*_processor(), torch.__version__, str(_FORMAT)))
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
-
-
-def _processor() -> tuple[str, str]:
-    """Its name, and what it can do."""
-    names = ("model name", "flags")
-    found = dict.fromkeys(names, "")
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() in names:
-                found[name.strip()] = value.strip()
-    return found["model name"] or platform.processor() or platform.machine(), found["flags"]
+    """See `kept_measurement`; `NEITHER` where it keeps nothing."""
+    name = f"products-{str(dtype).removeprefix('torch.')}-{_FORMAT}"
+    found = kept_measurement(folder, name, ("dense_gain", "packed_gain"), lambda: asdict(measure(dtype)))
+    return NEITHER if found is None else ProductChoice(*found)
 
 
 @torch.no_grad()
 def measured(dtype: torch.dtype) -> ProductChoice:
-    """The ways in turn, each at its best; by one thread and its own time, which a busy machine leaves alone."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    """The ways in turn, each at its best."""
+    with one_thread():
         return _measured(dtype)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _measured(dtype: torch.dtype) -> ProductChoice:
