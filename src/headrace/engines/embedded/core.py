@@ -15,7 +15,7 @@ from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
 from headrace.engines.embedded.finite_logits import finite_steps, not_finite
 from headrace.engines.embedded.kept_run import KeptRun
 from headrace.engines.embedded.own_swap_check import require_right
-from headrace.engines.embedded.prefill import padded_passes
+from headrace.engines.embedded.prefill import prefill_pass
 from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.embedded.routed import experts_at
 from headrace.engines.embedded.runners.choice import choose_runner
@@ -229,9 +229,8 @@ class EngineCore:
     def _prefill(self, chunks: tuple[Chunk, ...]) -> None:
         begin = self._now()
         self._cache.reserve(max(chunk.stop for chunk in chunks))
-        for work in padded_passes(chunks, self._device):
-            mark("decode_step")
-            self._runner.prefill(work)
+        mark("decode_step")
+        self._runner.prefill(prefill_pass(chunks, self._device))
         total = sum(chunk.stop - chunk.start for chunk in chunks)
         self.totals.prefilled_tokens += total
         if self._flip_cost is not None and self._flip_cost.pending:

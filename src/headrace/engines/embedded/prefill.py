@@ -1,38 +1,43 @@
-"""Chunks of prompts, padded into few passes."""
+"""Chunks of prompts as one pass: packed where the model multiplies, in batches of like size where it attends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import groupby
 
 import numpy as np
 import torch
 
-from headrace.engines.embedded.runners.runner import PrefillPass
+from headrace.engines.embedded.runners.runner import ChunkBatch, PrefillPass
 from headrace.engines.embedded.scheduler import Chunk
 
 
-def padded_passes(chunks: Iterable[Chunk], device: torch.device) -> Iterator[PrefillPass]:
-    """Chunks of like size together: no pass is more than half padding."""
+def prefill_pass(chunks: Iterable[Chunk], device: torch.device) -> PrefillPass:
+    """No batch is more than half padding."""
     by_size = sorted(chunks, key=lambda chunk: chunk.stop - chunk.start)
-    for _, alike in groupby(by_size, key=lambda chunk: (chunk.stop - chunk.start - 1).bit_length()):
-        yield _pad(list(alike), device)
+    alike = groupby(by_size, key=lambda chunk: (chunk.stop - chunk.start - 1).bit_length())
+    return tuple(_pad(list(batch), device) for _, batch in alike)
 
 
-def _pad(chunks: list[Chunk], device: torch.device) -> PrefillPass:
-    """A chunk's padding is its last token once more: it computes and writes what is there already."""
-    width = max(chunk.stop - chunk.start for chunk in chunks)
-    tokens = np.empty((len(chunks), width), dtype=np.int64)
-    positions = np.empty((len(chunks), width), dtype=np.int64)
-    for row, chunk in enumerate(chunks):
-        size = chunk.stop - chunk.start
-        tokens[row, :size] = chunk.sequence.token_ids(chunk.start, chunk.stop)
-        tokens[row, size:] = tokens[row, size - 1]
-        positions[row] = np.minimum(np.arange(chunk.start, chunk.start + width), chunk.stop - 1)
+def _pad(chunks: list[Chunk], device: torch.device) -> ChunkBatch:
+    """A chunk's padding is its last token once more: who computes it writes what is there already."""
+    sizes = np.array([chunk.stop - chunk.start for chunk in chunks])
+    width = int(sizes.max())
+    within = np.minimum(np.arange(width), sizes[:, None] - 1)
+    source = (np.cumsum(sizes) - sizes)[:, None] + within
+    tokens = np.concatenate([chunk.sequence.token_ids(chunk.start, chunk.stop) for chunk in chunks]).astype(np.int64)
+    starts = np.array([chunk.start for chunk in chunks])
     slots = np.array([chunk.slot for chunk in chunks], dtype=np.int64)
-    return PrefillPass(
-        torch.from_numpy(tokens).to(device),
-        torch.from_numpy(positions).to(device),
-        torch.from_numpy(slots).to(device),
+
+    def placed(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    is_padded = len(tokens) < source.size
+    return ChunkBatch(
+        placed(tokens[source]),
+        placed(starts[:, None] + within),
+        placed(slots),
         max(chunk.stop for chunk in chunks),
+        placed(np.flatnonzero(np.arange(width) < sizes[:, None])) if is_padded else None,
+        placed(source.ravel()) if is_padded else None,
     )

@@ -10,7 +10,7 @@ import torch
 from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.runners.fused_runner import FusedRunner
 from headrace.engines.embedded.runners.generic_runner import GenericRunner
-from headrace.engines.embedded.runners.runner import PrefillPass, Runner
+from headrace.engines.embedded.runners.runner import ChunkBatch, Runner
 from headrace.engines.protocol import EngineError
 from headrace.models.routing import Recorded, attach_routing
 
@@ -78,7 +78,7 @@ def _error(runner: Runner, tokens: torch.Tensor, expected: torch.Tensor, toleran
     positions = torch.arange(length, device=tokens.device).repeat(rows, 1)
     slots = torch.arange(rows, device=tokens.device)
     if half:
-        runner.prefill(PrefillPass(tokens[:, :half], positions[:, :half], slots, half))
+        runner.prefill((ChunkBatch(tokens[:, :half], positions[:, :half], slots, half),))
     worst = 0.0
     for i in range(half, length):
         logits = runner.decode(tokens[:, i].contiguous(), positions[:, i].contiguous(), i + 1)

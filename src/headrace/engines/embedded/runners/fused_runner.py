@@ -115,21 +115,27 @@ class FusedRunner:
 
     def prefill(self, work: PrefillPass) -> None:
         shape, cache = self._shape, self._cache
-        batch, width = work.tokens.shape
-        mask = visible(work.positions, work.length, None)[:, None]
+        counts = [batch.count for batch in work]
+        tokens = torch.cat([batch.unpadded(batch.tokens.flatten()) for batch in work])
+        positions = torch.cat([batch.unpadded(batch.positions.flatten()) for batch in work])
+        slots = torch.cat([batch.unpadded(batch.slots.repeat_interleave(batch.tokens.shape[1])) for batch in work])
+        masks = [visible(batch.positions, batch.length, None)[:, None] for batch in work]
         scale = shape.head_dim**-0.5
 
         def attend(layer: int, qkv: torch.Tensor) -> torch.Tensor | None:
-            qkv = qkv.view(batch, width, -1, shape.head_dim)
-            new = qkv[:, :, shape.heads :].view(batch, width, 2, shape.kv_heads, shape.head_dim)
-            cache.layers[layer][:, work.slots[:, None], :, work.positions] = new
+            new = qkv[:, shape.heads :].view(len(tokens), 2, shape.kv_heads, shape.head_dim)
+            cache.layers[layer][:, slots, :, positions] = new
             if layer == shape.layers - 1:
                 return None  # prefilling wants no more than the keys and values
-            keys, values = cache.gather(layer, work.slots, work.length)
-            query = qkv[:, :, : shape.heads].transpose(1, 2)
-            return prefill_attention(query, keys, values, mask, scale).transpose(1, 2).flatten(0, 1).flatten(1)
+            outs = []
+            for batch, mask, query in zip(work, masks, qkv[:, : shape.heads].split(counts), strict=True):
+                rows = batch.padded(query).unflatten(0, batch.tokens.shape).transpose(1, 2)
+                keys, values = cache.gather(layer, batch.slots, batch.length)
+                out = prefill_attention(rows, keys, values, mask, scale).transpose(1, 2)
+                outs.append(batch.unpadded(out.flatten(0, 1)))
+            return (outs[0] if len(outs) == 1 else torch.cat(outs)).flatten(1)
 
-        self._layers(work.tokens.flatten(), work.positions.flatten(), attend)
+        self._layers(tokens, positions, attend)
 
     def _decode(self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tensor:
         """Logits [n, V] in the weights' dtype. `rows` [n]: the slots that row i writes to; it reads slot i."""

@@ -40,7 +40,9 @@ class GenericRunner:
 
     def prefill(self, work: PrefillPass) -> None:
         body = getattr(self._model, self._model.base_model_prefix)
-        self._forward(body, work.tokens, _Pass(self._cache, work.positions, work.length, work.slots, self._told))
+        for batch in work:
+            current = _Pass(self._cache, batch.positions, batch.length, batch.slots, self._told)
+            self._forward(body, batch.tokens, current)
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
         current = _Pass(self._cache, positions[:, None], length, None, self._told)

@@ -12,8 +12,9 @@ from headrace.engines.embedded.cache import KeyValueCache
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillPass:
-    """Chunks of sequences, padded to one length by repeating each chunk's last token at its own position."""
+class ChunkBatch:
+    """Chunks of sequences, n tokens in all, padded to one length by repeating each chunk's last token at its own
+    position."""
 
     tokens: torch.Tensor
     """Int64 [b, T]."""
@@ -23,13 +24,34 @@ class PrefillPass:
     """Int64 [b]."""
     length: int
     """Keys that the longest of the sequences has after this pass."""
+    own: torch.Tensor | None = None
+    """Int64 [n]: those of the b x T places that are no padding, in order; None: all are."""
+    source: torch.Tensor | None = None
+    """Int64 [b x T]: which of the n tokens each place repeats; None with `own`."""
+
+    @property
+    def count(self) -> int:
+        """n"""
+        return self.tokens.numel() if self.own is None else len(self.own)
+
+    def unpadded(self, places: torch.Tensor) -> torch.Tensor:
+        """[b x T, ...] to [n, ...]."""
+        return places if self.own is None else places[self.own]
+
+    def padded(self, values: torch.Tensor) -> torch.Tensor:
+        """[n, ...] to [b x T, ...]."""
+        return values if self.source is None else values[self.source]
+
+
+PrefillPass = tuple[ChunkBatch, ...]
+"""What is computed at once, in batches of chunks of like size."""
 
 
 class Runner(Protocol):
     """Computes keys, values and logits with one version of the weights."""
 
     def prefill(self, work: PrefillPass) -> None:
-        """Write the keys and values of these tokens to the cache."""
+        """Write the keys and values of these tokens to the cache. No sequence is in two of the batches."""
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
         """Feed token i, int64 [n], to slot i at its position; returns float32 logits [n, V].
