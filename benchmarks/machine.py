@@ -41,8 +41,19 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def save(name: str, result: dict[str, Any]) -> Path:
-    """Write `results/NAME.json`, with the machine."""
+    """Write `results/NAME.json`, with the machine; `results/NAME_amd.json` and so on where that file has the figures of
+    another maker's processor."""
     RESULTS.mkdir(exist_ok=True)
+    machine = describe_machine()
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"machine": describe_machine(), **result}, indent=1) + "\n")
+    maker = _maker(machine)
+    if path.exists() and _maker(json.loads(path.read_text())["machine"]) != maker:
+        path = RESULTS / f"{name}_{maker}.json"
+    path.write_text(json.dumps({"machine": machine, **result}, indent=1) + "\n")
     return path
+
+
+def _maker(machine: dict[str, Any]) -> str:
+    """Of the processor."""
+    words = str(machine["processor"]).lower().replace("(", " ").split()
+    return words[0] if words else "unknown"
