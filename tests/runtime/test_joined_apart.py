@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import stat
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from headrace.runtime.process.channel import Channel
 from headrace.runtime.process.frames import FrameError, Kind
 from headrace.runtime.process.handshake import NotOurs, come_in, let_in
 from headrace.runtime.process.joined import _write
-from headrace.runtime.process.joined_apart import Gate, GateKeeper, JoinedApart, Launcher
+from headrace.runtime.process.joined_apart import Gate, GateKeeper, JoinedApart, Launcher, served_apart
 from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.workers import BASE_TYPES
 
@@ -154,6 +155,44 @@ def test_a_rank_that_came_is_found_and_its_end_is_known() -> None:
         assert await ended == "its connection from far ended: its process has, or its machine is lost"
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [(b"", r"0 bytes read on a total of 4"), (b"\xff" * 4, r"of 4294967295 bytes is longer than 1048576")],
+)
+def test_a_rank_that_is_refused_says_why_before_it_ends(
+    said: bytes, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Left(BaseException):
+        pass
+
+    def leave(code: int) -> NoReturn:
+        raise Left(code)
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await let_in(reader, writer, TOKEN)
+        writer.write(said)
+        writer.close()
+
+    async def run() -> None:
+        async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+            gate = Gate("127.0.0.1", server.sockets[0].getsockname()[1], TOKEN.hex())
+            await served_apart(1, gate, lambda stuck: None, lambda name: None, leave)
+
+    with pytest.raises(Left, match="1"):
+        asyncio.run(run())
+    assert re.search(f"rank 1 is not taken by the first rank at 127.0.0.1, .*{why}", capsys.readouterr().err)
+
+
+def test_who_has_more_to_say_of_itself_than_there_is_room_for_is_told_apart() -> None:
+    async def run() -> Any:
+        listens, comes = await pair()
+        told = b"x" * 4097
+        found, _ = await asyncio.gather(outcome(let_in(*listens, TOKEN)), outcome(come_in(*comes, TOKEN, told)))
+        return found
+
+    assert str(asyncio.run(run())) == "it has 4097 bytes to say of itself, more than 4096"
 
 
 def test_an_address_of_another_machine_is_told_by_its_key() -> None:

@@ -160,7 +160,8 @@ async def served_apart(
     leave: Callable[[int], NoReturn],
 ) -> None:
     """Be this rank for whoever keeps `gate`, and `leave` with an exit code, once it is let go, or the connection has
-    ended; return where nobody is there who keeps it. `begun`: told the worker's name."""
+    ended, or it is refused, which is said; return where nobody is there who keeps it. `begun`: told the worker's
+    name."""
     try:
         async with asyncio.timeout(_REACH_S):
             reader, writer = await asyncio.open_connection(gate.host, gate.port)
@@ -170,11 +171,9 @@ async def served_apart(
         return
     keep_alive(writer)
     try:
-        length = int.from_bytes(await reader.readexactly(4), "little")
-        if length > _MOST_BOOT:
-            raise NotOurs(f"a worker's beginning of {length} bytes is too long")
-        boot = WorkerBoot.parse((await reader.readexactly(length)).decode())
-    except (asyncio.IncompleteReadError, OSError):
+        boot = await _told_boot(reader)
+    except (asyncio.IncompleteReadError, OSError) as error:
+        sys.stderr.write(f"rank {rank} is not taken by the first rank at {gate.host}, whose output says why: {error}\n")
         leave(1)
     begun(boot.name)
     site = Site(boot.name)
@@ -186,6 +185,14 @@ async def served_apart(
     if not was_let_go:
         sys.stderr.write(f"{boot.name}: the connection to the first rank has ended\n")
     leave(0 if was_let_go else 1)  # from within the loop, whose end may wait for a lane that waits for other ranks
+
+
+async def _told_boot(reader: asyncio.StreamReader) -> WorkerBoot:
+    """Raises IncompleteReadError, OSError, NotOurs."""
+    length = int.from_bytes(await reader.readexactly(4), "little")
+    if length > _MOST_BOOT:
+        raise NotOurs(f"a worker's beginning of {length} bytes is longer than {_MOST_BOOT}")
+    return WorkerBoot.parse((await reader.readexactly(length)).decode())
 
 
 class Launcher:
