@@ -115,7 +115,7 @@ def test_a_node_that_does_not_see_what_its_workers_need_is_refused(tmp_path: Pat
         mixed = joined(there, "cluster.place.trainer={devices: 1}", SPREAD, "engine.replicas=2", "trainer.batches=8")
         run = headrace(["train", str(own_reward(tmp_path)), "--dir", str(tmp_path / "run"), "--plain", *mixed])
         assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
-        assert "object store, and when that is full, they spill to disks as the cluster is set to" in run.stderr
+        assert "object store: when that is full, they spill to disks as the cluster is set to" in run.stderr
         assert require_whole(tmp_path / "run", 8)["finished"] == 1
         relayed, taken = journeys(tmp_path / "run")
         assert relayed == [(f"v{number}", (1,)) for number in range(9)], "to the engine here alone"

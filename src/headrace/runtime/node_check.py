@@ -23,6 +23,8 @@ _NONE = "none"
 _PLAYERS = "rollout"
 """Kind of those that play, and keep samples."""
 _GIB = 1 << 30
+IN_STORES = "columns lie in the cluster's object store: when that is full, they spill to disks as the cluster is set to"
+"""For people, where not all nodes see the memory of the controller's machine."""
 
 
 class NodeUnfit(HeadraceError, RuntimeError):

@@ -10,12 +10,11 @@ from headrace.config.cluster import Role
 from headrace.controller.building.threads import available_threads
 from headrace.controller.planning.node_needs import meeting_of, needs_of, together_of
 from headrace.controller.planning.placement import teams_of, worker_counts
-from headrace.runtime.node_check import SharedNeeds
+from headrace.runtime.node_check import IN_STORES, SharedNeeds
 from headrace.runtime.placing import Node, NoRoom, Placed, Teams, placed
 from headrace.runtime.process.site import Site
 
 _HERE = "here"
-_SPILLS = "columns lie in the cluster's object store: when that is full, they spill to disks as the cluster is set to"
 
 
 def drawn(config: TrainConfig, rollouts: int, shared: SharedNeeds | None = None) -> list[str]:
@@ -33,7 +32,7 @@ def drawn(config: TrainConfig, rollouts: int, shared: SharedNeeds | None = None)
     else:
         nodes, found, is_near = _looked_at(config, config.runtime.address, teams, shared)
     lines = _lines(nodes, found, teams.device, worker_counts(config, rollouts))
-    return lines if is_near else [*lines, f"  {_SPILLS}"]
+    return lines if is_near else [*lines, f"  {IN_STORES}"]
 
 
 def _own(config: TrainConfig) -> Node:

@@ -19,7 +19,7 @@ from headrace.runtime.local.local_refs import Keepers
 from headrace.runtime.local.member_apart import MemberApart
 from headrace.runtime.local.service import Service
 from headrace.runtime.local.worker_group import Member
-from headrace.runtime.node_check import Needs, NodeUnfit, SharedNeeds
+from headrace.runtime.node_check import IN_STORES, Needs, NodeUnfit, SharedNeeds
 from headrace.runtime.placing import NoRoom, Teams
 from headrace.runtime.process.boot import PACKAGE, path_of
 from headrace.runtime.process.origin import Origin
@@ -268,13 +268,10 @@ class RayCluster:
             self._reservations.begin()
         except (NoRoom, NodeUnfit) as error:
             raise ClusterRefusal(str(error)) from error
-        if self.keeps_all or not inspection.all_near:
+        if not inspection.all_near:
             self.keeps_all = True
-            logger.warning(
-                "a node does not see this machine's memory: columns lie in the cluster's object store, and when that "
-                "is full, they spill to disks as the cluster is set to"
-            )
-        else:
+            logger.warning("a node does not see this machine's memory, so that %s", IN_STORES)
+        elif not self.keeps_all:
             inspection.stay_near()
 
     def _set_up_shelf(self) -> None:
