@@ -3,7 +3,6 @@
 import gc
 import itertools
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -38,19 +37,6 @@ def what_was_there_is_left_out_of_collections() -> None:
         gc.unfreeze()
     gc.collect()
     gc.freeze()
-
-
-_INTERFACES = {name: os.environ.get(name) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
-
-
-@pytest.fixture(autouse=True)
-def ranks_leave_no_interface() -> Iterator[None]:
-    """A rank that a test has in its own process sets by which interface it meets others; processes that later tests
-    start would meet by it too."""
-    yield
-    for name, given in _INTERFACES.items():
-        if given is None:
-            os.environ.pop(name, None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -52,6 +52,7 @@ from headrace.training.replicas import At, Meeting
 from headrace.training.saved import SavedTrainer
 from headrace.training.shares import shares
 from headrace.training.trainer import HFTrainer
+from headrace.weights.addresses import GLOO, NCCL
 from headrace.weights.manifest import build_manifest
 from headrace.weights.parts import OpenSlot, Part, PartWriter, require_all
 from headrace.weights.shm import ShmPublisher, ShmReceiver
@@ -361,9 +362,11 @@ def _meeting(port: Path, rank: int) -> Meeting | At:
 
 def main(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
+    before = [os.environ.get(name) for name in (GLOO, NCCL)]
     for case in json.loads((folder / "cases.json").read_text()):
         if rank < Layout(**case["layout"]).size:
             run(folder, case, rank)
+    assert [os.environ.get(name) for name in (GLOO, NCCL)] == before
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +29,7 @@ from headrace.training.megatron.weights import MegatronWeights
 from headrace.training.objective import PolicyOutputs
 from headrace.training.optimizer.whole_weights import WholeWeights
 from headrace.training.trainer import HFTrainer
+from headrace.weights.addresses import GLOO
 
 pytestmark = [
     pytest.mark.slow,
@@ -60,8 +62,10 @@ FAST = OptimizerConfig(lr=1e-2, weight_decay=0.1)
 
 @pytest.fixture(scope="module", autouse=True)
 def _default_group() -> Iterator[None]:
-    """A trainer's process keeps it to its end."""
+    """A trainer's process keeps it to its end, and leaves no interface to those that it starts."""
+    before = os.environ.get(GLOO)
     yield
+    assert os.environ.get(GLOO) == before
     dist.destroy_process_group()
 
 

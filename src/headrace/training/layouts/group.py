@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import timedelta
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Store
 from torch.distributed.device_mesh import DeviceMesh
 
 from headrace.config.values.hosts import is_loopback
@@ -20,7 +20,7 @@ from headrace.training.layouts.ranks import Layout, Place
 from headrace.training.merging import gathered, merged, plain
 from headrace.training.replicas import At, Meeting, come_to
 from headrace.training.sums import BatchSums
-from headrace.weights.addresses import interface_of
+from headrace.weights.addresses import GLOO, NCCL, speaking_from
 from headrace.weights.seen import Seen, seen_here
 
 _STAGES, _SHARDS, _TENSOR = "stages", "shards", "tensor"
@@ -35,20 +35,24 @@ class RankGroup:
         are made here. `device`: of this rank alone, if it is not the CPU. torch's default group of this process is
         theirs. Raises RuntimeError."""
         assert layout.model_replicas == 1, "it is of one replica"
-        store, own = come_to(meeting, seconds)
-        self._wait = timedelta(seconds=seconds)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(own))
-        backend = "gloo"
-        if device.type == "cuda":  # what ranks tell each other in plain data goes through the host
-            backend = "cpu:gloo,cuda:nccl"
-            torch.cuda.set_device(device)
-            if not is_loopback(own):
-                os.environ.setdefault("NCCL_SOCKET_IFNAME", interface_of(own))
-        dist.init_process_group(backend, store=store, rank=rank, world_size=layout.size, timeout=self._wait)
         self.layout = layout
         self.rank = rank
         self.stage = layout.place(rank).pp
+        self._wait = timedelta(seconds=seconds)
         self._device_type = device.type
+        store, self._address = come_to(meeting, seconds)
+        with speaking_from(self._address, GLOO, *[] if is_loopback(self._address) else [NCCL]):
+            self._make_groups(store, device)
+
+    def _make_groups(self, store: Store, device: torch.device) -> None:
+        """All but those of experts."""
+        layout, backend = self.layout, "gloo"
+        if device.type == "cuda":  # what ranks tell each other in plain data goes through the host
+            backend = "cpu:gloo,cuda:nccl"
+            torch.cuda.set_device(device)
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=layout.size, timeout=self._wait)
+        if device.type == "cuda" and not is_loopback(self._address):
+            dist.all_reduce(torch.zeros(1, device=device))  # from here on NCCL keeps to the interface
         every = torch.arange(layout.size).view(layout.pp, layout.dp * layout.cp, layout.tp)
         # A mesh that makes its groups itself has torch's wait in them, half an hour.
         groups = [self._along(every, dim) for dim in range(3)]
@@ -69,7 +73,8 @@ class RankGroup:
         if sharing == 1:
             return None
         every = torch.arange(layout.size).view(layout.pp, copies, sharing)
-        groups = [self.stages, self._along(every, 1), self._along(every, 2)]
+        with speaking_from(self._address, GLOO):
+            groups = [self.stages, self._along(every, 1), self._along(every, 2)]
         mesh = DeviceMesh.from_group(groups, self._device_type, every, mesh_dim_names=(_STAGES, _COPIES, _EXPERTS))
         return mesh[_COPIES, _EXPERTS]
 

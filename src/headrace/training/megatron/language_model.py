@@ -7,8 +7,6 @@ the rotary embedding, which packed rows have of positions that begin anew.
 from __future__ import annotations
 
 import copy
-import os
-import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +21,7 @@ from headrace.models.attention import packed_attention
 from headrace.models.length_batches import SegmentPlan
 from headrace.training.megatron.names import DecoderNames
 from headrace.training.megatron.support import DecoderShape, shape_of
+from headrace.weights.addresses import GLOO, LOOPBACK, speaking_from
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -173,8 +172,8 @@ class _SegmentAttention(nn.Module):
 def _be_alone() -> None:
     """Torch's default process group has this process alone, and listens on loopback. Raises ConfigError."""
     if not dist.is_initialized():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        with speaking_from(LOOPBACK, GLOO):
+            dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     elif (size := dist.get_world_size()) > 1:
         raise ConfigError(
             f"trainer.backend is megatron, and torch's default process group has {size} processes here, which "

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
-from headrace.weights.addresses import interface_of
+from headrace.weights.addresses import NCCL, speaking_from
 from headrace.weights.relay.wire import TAG, GlooWire, Wait
 
 SHORT = 64 << 10
@@ -40,8 +40,9 @@ class NcclWire:
         self._group: Any = None
         self._short = GlooWire(PrefixStore("short", store), rank, size, host, seconds)
         try:
-            self._group = _nccl_group(PrefixStore("long", store), rank, size, host, seconds)
-            self._meet(size, seconds)
+            with speaking_from(host, NCCL):
+                self._group = _nccl_group(PrefixStore("long", store), rank, size, seconds)
+                self._meet(size, seconds)
         except (ImportError, RuntimeError, ValueError) as error:  # the last where a process sees no device
             self.close()
             raise NcclFault(f"NCCL on {device}: {error}") from error
@@ -92,12 +93,11 @@ class _OnDevice:
             self.into.copy_(self.held)
 
 
-def _nccl_group(store: Store, rank: int, size: int, host: str, seconds: float) -> Any:
-    """Raises ImportError, RuntimeError, ValueError, OSError."""
+def _nccl_group(store: Store, rank: int, size: int, seconds: float) -> Any:
+    """Raises ImportError, RuntimeError, ValueError."""
     from torch.distributed.distributed_c10d import ProcessGroupNCCL  # a torch without CUDA has none
 
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # waits abort and raise, and no thread ends the process for them
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", interface_of(host))
     options = ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=seconds)
     return ProcessGroupNCCL(store, rank, size, options)
