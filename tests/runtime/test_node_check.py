@@ -15,6 +15,7 @@ from headrace.runtime.node_check import (
     NodeReport,
     NodeUnfit,
     SharedNeeds,
+    Taken,
     look,
     require,
     require_met,
@@ -96,29 +97,31 @@ def test_shared_memory_is_needed_where_the_trainer_is_and_by_each_relay() -> Non
     memory = {"own": "A", "a": "B", "a2": "B", "c": "C"}
     there = {"a": ["trainer/0", "engine/0"], "a2": ["engine/1"], "c": ["engine/2", "engine/3", "rollout/0"]}
     shared = SharedNeeds(10, ("engine", "proximal"), unplaced=("proximal/0", "functions/0"))
-    assert shared.on_nodes(there, memory, "own") == {"a": 10, "c": 20, "own": 10}
+    assert shared.on_nodes(there, memory, "own") == {"a": Taken(10), "c": Taken(20), "own": Taken(10)}
     each = SharedNeeds(10, ("engine",), each=True)
-    assert each.on_nodes(there, memory, "own") == {"a": 20, "a2": 10, "c": 20}
+    assert each.on_nodes(there, memory, "own") == {"a": Taken(20), "a2": Taken(10), "c": Taken(20)}
     here = SharedNeeds(10, ("engine",), unplaced=("trainer/0",))
-    assert here.on_nodes({"c": ["engine/0"]}, memory, "own") == {"own": 10, "c": 10}
+    assert here.on_nodes({"c": ["engine/0"]}, memory, "own") == {"own": Taken(10), "c": Taken(10)}
 
 
 def test_samples_are_where_the_command_is_or_in_the_stores_of_those_that_play() -> None:
     memory = {"own": "A", "a": "A", "b": "A"}
     there = {"a": ["trainer/0", "rollout/0"], "b": ["rollout/1", "rollout/2"]}
     needs = SharedNeeds(10, columns=7)
-    assert needs.on_nodes(there, memory, "own", near=True) == {"own": 7, "a": 10}
-    assert needs.on_nodes(there, memory, "own") == {"a": 10}
+    assert needs.on_nodes(there, memory, "own", near=True) == {"own": Taken(columns=7), "a": Taken(10)}
+    assert needs.on_nodes(there, memory, "own") == {"a": Taken(10)}
     assert needs.in_stores(there, "own") == {"a": 3, "b": 5}
     one_here = SharedNeeds(0, unplaced=("rollout/3",), columns=8)
-    assert one_here.on_nodes(there, memory, "own", near=True) == {"own": 8}
+    assert one_here.on_nodes(there, memory, "own", near=True) == {"own": Taken(columns=8)}
     assert one_here.in_stores(there, "own") == {"a": 2, "b": 4, "own": 2}
     small = SharedNeeds(0, columns=8, in_files=False)
     assert small.on_nodes(there, memory, "own", near=True) == {}
     assert small.in_stores(there, "own") == {"a": 3, "b": 6}
     assert SharedNeeds(10).in_stores(there, "own") == {}
-    assert needs.told(near=True).endswith("for each relay, and the samples of a batch, where the command is,")
-    assert one_here.told(near=True) == "the samples of a batch, where the command is,"
+    at_home = SharedNeeds(10, unplaced=("trainer/0",), columns=7).on_nodes(
+        {"b": ["rollout/1"]}, memory, "own", near=True
+    )
+    assert at_home == {"own": Taken(10, 7)}
 
 
 def test_an_object_store_that_is_too_small_is_told() -> None:
@@ -138,11 +141,22 @@ def test_the_node_that_has_too_little_shared_memory_is_told() -> None:
 
     seen = {"a": has("A", 9), "b1": has("B", 5), "b2": has("B", 5)}
     names = {node: f"10.0.0.7 ({node})" for node in seen}
-    require_shared(names, seen, {"a": 9 << 30, "b1": 3 << 30, "b2": 2 << 30}, "they")
+    three = Taken(3 << 30)
+    require_shared(names, seen, {"a": Taken(9 << 30), "b1": three, "b2": Taken(2 << 30)})
     with pytest.raises(NodeUnfit) as unfit:
-        require_shared(names, seen, {"a": 1 << 30, "b1": 3 << 30, "b2": 3 << 30}, "they")
-    assert (
-        "6.00 GiB of /dev/shm on the node 10.0.0.7 (b1) on far, where 5.00 GiB are free; have 8 GiB there (mount"
-        in (str(unfit.value))
+        require_shared(names, seen, {"a": Taken(1 << 30), "b1": three, "b2": three})
+    more = "have 8 GiB there (mount -o remount,size=8G /dev/shm, or a container's --shm-size=8g)"
+    assert str(unfit.value) == (
+        "new weights, two versions of them where the trainer is and two for each relay, take 6.00 GiB of /dev/shm on "
+        f"the node 10.0.0.7 (b1) on far, where 5.00 GiB are free; {more}, or use weights.transport: disk"
     )
+
+
+def test_only_what_takes_memory_is_to_take_less() -> None:
+    batches = "lower rollout.prompts_per_batch, rollout.samples_per_prompt or engine.max_context"
+    assert Taken(1).mends() == ["use weights.transport: disk"]
+    assert Taken(columns=1).mends() == [batches, "set rollout.workers to 0"]
+    assert (Taken(1) + Taken(columns=2)).mends() == [*Taken(1).mends(), *Taken(columns=2).mends()]
+    assert Taken(columns=1).told() == "the samples of a batch, where the command is,"
+    assert Taken(1, 1).told().endswith("for each relay, and the samples of a batch, where the command is,")
     assert look(Asked()).free > 0

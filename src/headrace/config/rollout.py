@@ -168,10 +168,11 @@ class AsyncConfig(Section):
     lets tokens reach."""
     table_gib: float | None = Field(default=None, gt=0)
     """GiB of host memory for groups until they are trained, kept sets included; half of the host's memory unless given,
-    and never more than is free in /dev/shm where samples lie there (`rollout.workers`; docs/run.md). A running group
-    counts as the largest that there can be, a finished one as what it takes. The limit keeps generation from running
-    further ahead, and never from filling the batch at hand. `headrace check` prints it, and how many groups there is
-    room for."""
+    and never more than is free in /dev/shm where samples lie there (`rollout.workers`; docs/run.md), but for workers
+    that have places in a cluster that is joined (`cluster.place`, `runtime.address`): then `table_gib` alone is the
+    limit. A running group counts as the largest that there can be, a finished one as what it takes. The limit keeps
+    generation from running further ahead, and never from filling the batch at hand. `headrace check` prints it, and
+    how many groups there is room for."""
     swap: Literal["recompute", "keep", "drain"] = "recompute"
     """What a weight update does to sequences in flight."""
 

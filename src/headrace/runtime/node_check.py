@@ -23,6 +23,8 @@ _NONE = "none"
 _PLAYERS = "rollout"
 """Kind of those that play, and keep samples."""
 _GIB = 1 << 30
+SMALLER_BATCHES = "lower rollout.prompts_per_batch, rollout.samples_per_prompt or engine.max_context"
+"""For people, where a batch's samples are too large."""
 IN_STORES = "columns lie in the cluster's object store: when that is full, they spill to disks as the cluster is set to"
 """For people, where not all nodes see the memory of the controller's machine."""
 
@@ -62,6 +64,37 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """Bytes of the memory that a machine's processes share."""
+
+    versions: int = 0
+    """By new weights."""
+    columns: int = 0
+    """By a batch's samples."""
+
+    def __add__(self, other: Taken) -> Taken:
+        return Taken(self.versions + other.versions, self.columns + other.columns)
+
+    @property
+    def size(self) -> int:
+        return self.versions + self.columns
+
+    def mends(self) -> list[str]:
+        """How to take less of what is taken, for people."""
+        of_versions = ["use weights.transport: disk"] if self.versions else []
+        return of_versions + ([SMALLER_BATCHES, "set rollout.workers to 0"] if self.columns else [])
+
+    def told(self) -> str:
+        """What takes it, on nodes, for people."""
+        parts = []
+        if self.versions:
+            parts.append("new weights, two versions of them where the trainer is and two for each relay")
+        if self.columns:
+            parts.append("the samples of a batch, where the command is")
+        return f"{', and '.join(parts)},"
+
+
+@dataclass(frozen=True, slots=True)
 class SharedNeeds:
     """What a run needs of the memory that a machine's processes share."""
 
@@ -81,19 +114,20 @@ class SharedNeeds:
 
     def on_nodes(
         self, workers: Mapping[str, Sequence[str]], memory: Mapping[str, str], own: str, *, near: bool = False
-    ) -> dict[str, int]:
-        """Bytes on each node. `workers`, `memory`: by node; `own`: the controller's. `near`: whether all workers see
-        its machine's memory."""
-        needed = {own: self.columns} if near and self.columns and self.in_files else {}
+    ) -> dict[str, Taken]:
+        """What is taken on each node. `workers`, `memory`: by node; `own`: the controller's. `near`: whether all
+        workers see its machine's memory."""
+        needed = {own: Taken(columns=self.columns)} if near and self.columns and self.in_files else {}
         there = self._there(workers, own)
         home = next((node for worker, node in there if worker == "trainer/0"), None)
         if home is None or not self.versions:
             return needed
-        needed[home] = needed.get(home, 0) + self.versions
+        versions = Taken(self.versions)
+        needed[home] = needed.get(home, Taken()) + versions
         for worker, node in there:
             apart = self.each or memory[node] != memory[home]
             if apart and worker.partition("/")[0] in self.takers:
-                needed[node] = needed.get(node, 0) + self.versions
+                needed[node] = needed.get(node, Taken()) + versions
         return needed
 
     def in_stores(self, workers: Mapping[str, Sequence[str]], own: str) -> dict[str, int]:
@@ -101,15 +135,6 @@ class SharedNeeds:
         players = [node for worker, node in self._there(workers, own) if worker.partition("/")[0] == _PLAYERS]
         counts = Counter(players) if self.columns else Counter[str]()
         return {node: -(-self.columns * count // len(players)) for node, count in counts.items()}
-
-    def told(self, *, near: bool) -> str:
-        """What takes the memory of `on_nodes`, for people."""
-        parts = []
-        if self.versions:
-            parts.append("new weights, two versions of them where the trainer is and two for each relay")
-        if near and self.columns and self.in_files:
-            parts.append("the samples of a batch, where the command is")
-        return f"{', and '.join(parts)},"
 
     def _there(self, workers: Mapping[str, Sequence[str]], own: str) -> list[tuple[str, str]]:
         """Workers, each with its node."""
@@ -230,21 +255,19 @@ def require(node: str, seen: NodeReport, needs: Needs, workers: Sequence[str]) -
             )
 
 
-def require_shared(
-    names: Mapping[str, str], seen: Mapping[str, NodeReport], needed: Mapping[str, int], what: str
-) -> None:
-    """`needed`: bytes by node; those of nodes that share their memory add up. `names`, `what`: for people. Raises
-    NodeUnfit, with how to have more."""
-    sums: dict[str, int] = {}
-    for node, size in needed.items():
-        sums[seen[node].memory] = sums.get(seen[node].memory, 0) + size
+def require_shared(names: Mapping[str, str], seen: Mapping[str, NodeReport], needed: Mapping[str, Taken]) -> None:
+    """`needed`: by node; that of nodes that share their memory adds up. `names`: for people. Raises NodeUnfit, with how
+    to have more, or to take less."""
+    sums: dict[str, Taken] = {}
+    for node, taken in needed.items():
+        sums[seen[node].memory] = sums.get(seen[node].memory, Taken()) + taken
     for node in needed:
         each = seen[node]
-        if (size := sums[each.memory]) > each.free:
+        if (taken := sums[each.memory]).size > each.free:
             raise NodeUnfit(
-                f"{what} take {size / _GIB:,.2f} GiB of {each.place} on the node {names[node]} on {each.host}, where "
-                f"{each.free / _GIB:,.2f} GiB are free; {more_room(each.place, size, each.used)}, or use "
-                "weights.transport: disk, or smaller batches"
+                f"{taken.told()} take {taken.size / _GIB:,.2f} GiB of {each.place} on the node {names[node]} on "
+                f"{each.host}, where {each.free / _GIB:,.2f} GiB are free; "
+                f"{', or '.join([more_room(each.place, taken.size, each.used), *taken.mends()])}"
             )
 
 
@@ -259,8 +282,7 @@ def require_stores(
                 f"samples of a batch take up to {size / _GIB:,.2f} GiB of the object store of the node {names[node]} "
                 f"on {hosts[node]}, which has {has / _GIB:,.2f} GiB; start Ray there with more (ray start "
                 f"--object-store-memory={2 * size}; it lies in /dev/shm, of which a container has its --shm-size), "
-                "place workers of rollout on more nodes, or lower rollout.prompts_per_batch, "
-                "rollout.samples_per_prompt or engine.max_context"
+                f"place workers of rollout on more nodes, or {SMALLER_BATCHES}"
             )
 
 

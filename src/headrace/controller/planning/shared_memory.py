@@ -10,7 +10,7 @@ from headrace.config import ConfigError
 from headrace.controller.planning.memory_estimate import GIB, MemoryEstimate
 from headrace.controller.planning.placement import teams_of, worker_counts
 from headrace.controller.planning.table_size import largest_group
-from headrace.runtime.node_check import SharedNeeds
+from headrace.runtime.node_check import SharedNeeds, Taken
 from headrace.runtime.process.kept import SHARED
 from headrace.runtime.process.site import more_room, site_parent, sweep
 from headrace.weights.transport import Transport
@@ -56,24 +56,21 @@ def check_shared_memory(transport: Transport, memory: MemoryEstimate, columns: i
     spare = int(_SPARE * found.free) if columns else 0
     if weights + columns + spare <= found.free:
         return found.free - spare - weights
-    uses, mends = [], []
+    uses = []
     if weights:
         uses.append(
             f"weights.transport is {'collective' if memory.at_relays else 'shm'}, which keeps two versions of the "
             f"weights in {place}{', and two for each relay' if memory.at_relays else ''}: {weights / GIB:,.2f} GiB"
         )
-        mends.append("use weights.transport: disk")
     if columns:
         uses.append(
             f"samples of a batch, which workers that play keep in {place}, take up to {columns / GIB:,.2f} GiB, if all "
             "are as long as the context"
         )
-        mends.append("lower rollout.prompts_per_batch, rollout.samples_per_prompt or engine.max_context")
-        mends.append("set rollout.workers to 0")
     needed = weights + int(columns / (1 - _SPARE))
     raise ConfigError(
-        f"{'; '.join(uses)}, and {found.free / GIB:,.2f} GiB are free there; {more_room(place, needed, found.used)}, "
-        f"or {', or '.join(mends)}"
+        f"{'; '.join(uses)}, and {found.free / GIB:,.2f} GiB are free there; "
+        f"{', or '.join([more_room(place, needed, found.used), *Taken(weights, columns).mends()])}"
     )
 
 

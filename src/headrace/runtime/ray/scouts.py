@@ -105,7 +105,7 @@ class Inspection:
             shared, self._shared = self._shared, None
             looks, near = {**found, own: look(Asked())}, self.all_near
             needed = shared.on_nodes(workers, {node: each.memory for node, each in looks.items()}, own, near=near)
-            require_shared(names, looks, needed, shared.told(near=near))
+            require_shared(names, looks, needed)
             if not near:
                 hosts = {node: each.host for node, each in looks.items()}
                 require_stores(names, hosts, nodes.stores(), shared.in_stores(workers, own))
