@@ -150,6 +150,7 @@ def test_the_node_that_has_too_little_shared_memory_is_told() -> None:
         "new weights, two versions of them where the trainer is and two for each relay, take 6.00 GiB of /dev/shm on "
         f"the node 10.0.0.7 (b1) on far, where 5.00 GiB are free; {more}, or use weights.transport: disk"
     )
+    assert look(Asked()).free > 0
 
 
 def test_only_what_takes_memory_is_to_take_less() -> None:
@@ -159,4 +160,3 @@ def test_only_what_takes_memory_is_to_take_less() -> None:
     assert (Taken(1) + Taken(columns=2)).mends() == [*Taken(1).mends(), *Taken(columns=2).mends()]
     assert Taken(columns=1).told() == "the samples of a batch, where the command is,"
     assert Taken(1, 1).told().endswith("for each relay, and the samples of a batch, where the command is,")
-    assert look(Asked()).free > 0
