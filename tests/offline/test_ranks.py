@@ -140,7 +140,7 @@ def test_ray_and_torchrun_are_not_both_taken() -> None:
 
 def test_a_world_that_it_matches_is_taken() -> None:
     told = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": "2"}
-    assert Joined.of(told) == Joined(1, 2, 2, os.getppid())
+    assert Joined.of(told) == Joined(1, 2, 2, os.getppid(), local=1)
     assert Joined.of({name: value for name, value in told.items() if name != "RANK"}) is None
     config = {"model": {"path": "m"}, "data": {"train": "d"}, "trainer": {"layout": "t2"}}
     check_world(SFTConfig.model_validate(config), Joined(0, 2, 2, 1))

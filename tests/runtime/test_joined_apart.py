@@ -213,11 +213,11 @@ def test_a_launcher_that_answered_once_and_does_not_any_more_is_lost() -> None:
         listening.bind(("127.0.0.1", 0))
         launcher = Launcher(*listening.getsockname(), lost_s=0.1)
         time.sleep(0.11)
-        assert not launcher.is_lost, "nobody has answered yet"
+        assert not launcher.is_lost(), "nobody has answered yet"
         listening.listen()
-        assert not launcher.is_lost
+        assert not launcher.is_lost()
     time.sleep(0.11)
-    assert launcher.is_lost
+    assert launcher.is_lost()
 
 
 def test_large_arrays_go_through_the_connection_and_no_file_is_read_for_it(tmp_path: Path) -> None:

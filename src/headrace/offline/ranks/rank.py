@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from headrace.config import DPOConfig, RMConfig, SFTConfig
 from headrace.models.packing import PackRow
 from headrace.offline.trained.of_config import OfflineConfig, model_of
+from headrace.runtime.process.joined import Joined
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.store.media.files import Digest
 from headrace.training.layouts.ranks import layout_of
 from headrace.training.protocol import StepReport, Written
-from headrace.training.rank_device import rank_device
+from headrace.training.rank_device import numbered_device, rank_device
 from headrace.training.replicas import At, MeetingPlace
 from headrace.weights.seen import Seen, seen_here
 
@@ -32,7 +33,7 @@ class OfflineRankSpec:
 
     config: OfflineConfig
     device: str
-    """Of the first rank; on CUDA the others have those that follow."""
+    """Of the first rank; on CUDA the others have those that follow, on each machine from there on."""
     steps: int
     """Of the whole run."""
 
@@ -59,7 +60,7 @@ class OfflineRank:
         if host.threads is not None:
             torch.set_num_threads(host.threads)
         layout = layout_of(spec.config.trainer.layout)
-        device = rank_device(spec.device, host.rank)
+        device = _device(spec, host.rank)
         self._trained = model_of(spec.config, device, spec.steps, layout)
         self._meeting = MeetingPlace()
         self._tells = True
@@ -111,3 +112,9 @@ class OfflineRank:
     def export(self, path: str) -> None:
         """See `TrainedModel.export`."""
         self._trained.export(Path(path))
+
+
+def _device(spec: OfflineRankSpec, rank: int) -> torch.device:
+    """Raises ConfigError."""
+    joined = None if spec.config.runtime.kind == "ray" else Joined.of()
+    return rank_device(spec.device, rank) if joined is None else numbered_device(spec.device, joined.local)

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from headrace.runtime.clock import SystemClock
 from headrace.runtime.process.boot import PACKAGE, WorkerBoot, class_at
 from headrace.runtime.process.identity import leave_signals, name_process, open_many_files
-from headrace.runtime.process.joined_apart import Gate, GateKeeper, JoinedApart, Launcher, own_device, served_apart
+from headrace.runtime.process.joined_apart import Gate, GateKeeper, JoinedApart, Launcher, served_apart
 from headrace.runtime.process.launch import ChildProcess
 from headrace.runtime.process.origin import Begun, Origin
 from headrace.runtime.process.process_id import ProcessId
@@ -55,7 +55,7 @@ class Joined:
     node: int = 0
     """Which machine of the world this one is."""
     local: int = 0
-    """Which of this machine's."""
+    """Which of this machine's, and which of its devices is this one's."""
     at: tuple[str, int] | None = None
     """Where the launcher of the first machine listens."""
 
@@ -79,7 +79,7 @@ class Joined:
                 here,
                 os.getppid(),
                 node=int(environment.get("GROUP_RANK", 0)),
-                local=int(environment.get("LOCAL_RANK", 0)),
+                local=int(environment.get("LOCAL_RANK", rank)),
                 at=None if port is None else (environment["MASTER_ADDR"], int(port)),
             )
         except ValueError:
@@ -197,7 +197,6 @@ def serve(folder: Path, joined: Joined) -> NoReturn:
 
 def _serve_apart(folder: Path, joined: Joined) -> NoReturn:
     """As `serve`, on another machine than the first rank's."""
-    own_device(joined.local)
     name, end = f"rank/{joined.rank}", time.monotonic() + _MEET_S
     launcher, tried = None if joined.at is None else Launcher(*joined.at), 0.0
 
@@ -211,7 +210,7 @@ def _serve_apart(folder: Path, joined: Joined) -> NoReturn:
         if told is not None and told.get("gate") is not None:  # it may be what an earlier run left
             asyncio.run(served_apart(joined.rank, Gate(**told["gate"]), _end, begun, _leave))
         if launcher is not None and time.monotonic() - tried > _TRY_S:
-            if launcher.is_lost:
+            if launcher.is_lost():
                 raise WorkerLost(joined.rank, "the first rank's launcher has ended", worker=name)
             tried = time.monotonic()
         time.sleep(_LOOK_S)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import platform
 import secrets
 import socket
@@ -204,20 +203,9 @@ class Launcher:
         self._lost_s = lost_s
         self._answered: float | None = None
 
-    @property
     def is_lost(self) -> bool:
-        """Blocking, for a second at most."""
+        """Asks. Blocking, for a second at most."""
         with suppress(OSError):
             socket.create_connection(self._at, timeout=1.0).close()
             self._answered = time.monotonic()
         return self._answered is not None and time.monotonic() - self._answered > self._lost_s
-
-
-def own_device(local_rank: int) -> None:
-    """Have the CUDA devices of this process be the one of this rank alone. Before torch looks for them."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = given.split(",") if given else None
-    if given is None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(local_rank)
-    elif devices is not None and local_rank < len(devices):
-        os.environ["CUDA_VISIBLE_DEVICES"] = devices[local_rank]
