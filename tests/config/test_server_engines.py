@@ -107,7 +107,7 @@ def configured(engine: Any, **weights: Any) -> TrainConfig:
         ({}, {}, "weights.transport is gloo, which is for inference servers, and there is none; set engine.kind"),
         (FAR, {}, "engine.url 'http://10.0.0.7:8000' is beyond this machine, and weights.host '127.0.0.1' is not"),
         (FAR, {"host": "localhost"}, "weights.host 'localhost' is not"),
-        (FAR, {"host": "0.0.0.0"}, "host is '0.0.0.0', where no server can get weights"),
+        (FAR, {"host": "0.0.0.0"}, "host is '0.0.0.0', where nobody finds this machine"),
     ],
 )
 def test_gloo_is_for_servers_that_reach_this_machine(engine: Any, weights: dict[str, Any], words: str) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.controller.building.processors import silence_of, threads_of_worker
-from headrace.controller.planning.node_needs import meeting_of, needs_of, together_of
-from headrace.controller.planning.placement import teams_of
+from headrace.controller.planning.node_needs import meeting_of, needs_by_kind, together_of
+from headrace.controller.planning.placement import run_teams
 from headrace.controller.planning.placement_view import drawn
 from headrace.runtime.workers import Silence
 
@@ -25,7 +25,7 @@ def config(cluster: dict[str, Any], **more: Any) -> TrainConfig:
 
 
 def test_workers_of_a_set_are_together_by_number() -> None:
-    teams = teams_of(config({"place": {"engine": [1, 1]}, "colocate": [["actor", "engine"]]}), 2)
+    teams = run_teams(config({"place": {"engine": [1, 1]}, "colocate": [["actor", "engine"]]}), 2)
     (team,) = teams.teams
     assert [bundle.workers for bundle in team.bundles] == [("trainer/0", "engine/0"), ("engine/1",)]
     assert [bundle.devices for bundle in team.bundles] == [0.5, 0.5]
@@ -33,27 +33,27 @@ def test_workers_of_a_set_are_together_by_number() -> None:
 
 
 def test_all_are_those_that_the_run_has() -> None:
-    (team,) = teams_of(config({"colocate": "all"}), 1).teams
+    (team,) = run_teams(config({"colocate": "all"}), 1).teams
     assert team.bundles[0].workers == ("trainer/0", "reference/0", "engine/0", "rollout/0")
 
 
 def test_a_colocated_role_that_the_run_has_not_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cluster\.colocate names critic, and this run has none of that role"):
-        teams_of(config({"colocate": [["engine", "critic"]]}), 1)
+        run_teams(config({"colocate": [["engine", "critic"]]}), 1)
 
 
 def test_a_colocated_worker_that_has_several_devices_by_the_short_form_is_refused() -> None:
     both = {"place": {"engine": [1, 4], "reference": [1, 1]}, "colocate": [["engine", "reference"]]}
     words = r"cluster\.place\.engine has 2 devices for each worker, and one that is colocated shares one device at most"
     with pytest.raises(ConfigError, match=words):  # as with `devices: 2`; there are two engines
-        teams_of(config(both), 0)
-    (team,) = teams_of(config({**both, "place": {"engine": [1, 2], "reference": [1, 1]}}), 0).teams
+        run_teams(config(both), 0)
+    (team,) = run_teams(config({**both, "place": {"engine": [1, 2], "reference": [1, 1]}}), 0).teams
     assert [bundle.devices for bundle in team.bundles] == [1, 1]
 
 
 def test_a_role_that_the_run_does_not_have_is_told() -> None:
     with pytest.raises(ConfigError, match=r"cluster\.place\.critic places workers, and this run has none of that role"):
-        teams_of(config({"place": {"critic": {}}}), 0)
+        run_teams(config({"place": {"critic": {}}}), 0)
 
 
 def test_a_worker_computes_with_the_processors_of_its_place() -> None:
@@ -91,10 +91,10 @@ def test_engines_that_are_lent_share_the_trainers_devices_and_processors() -> No
         "    slot 3         engine/1 (all of it)",
     ]
     assert threads_of_worker(made, "lent") == threads_of_worker(made, "trainer") == 2
-    (team, _) = teams_of(made, 0).teams
+    (team, _) = run_teams(made, 0).teams
     assert [bundle.cpus for bundle in team.bundles] == [2, 2]
     both = {**given, "colocate": [["trainer", "reference"]]}
-    assert teams_of(config(both, **lent), 0).teams[0].bundles[0].workers == ("trainer/0", "reference/0", "lent/0")
+    assert run_teams(config(both, **lent), 0).teams[0].bundles[0].workers == ("trainer/0", "reference/0", "lent/0")
     with pytest.raises(ValueError, match=r"engines that are lent \(engine.lent\) are where the trainer is"):
         config({"place": {"lent": {"devices": 1}}}, **lent)
 
@@ -128,16 +128,16 @@ def test_nodes_have_to_see_what_their_workers_use(tmp_path: Path) -> None:
     for each in (code, run, memory):
         each.write_text(each.name)
     made = config({}, rollout={"environment": f"{code}:Game"})
-    needs = needs_of(made, run, memory)
+    needs = needs_by_kind(made, run, memory)
     paths = {role: [Path(file.path).name for file in each.files] for role, each in needs.items()}
     assert paths["rollout"] == ["code.py", "run"]
     assert paths["engine"] == paths["reference"] == []
     assert paths["trainer"] == ["code.py", "run"]
-    by_shm = needs_of(made.model_copy(update={"weights": made.weights.model_copy(update={"transport": "shm"})}),
+    by_shm = needs_by_kind(made.model_copy(update={"weights": made.weights.model_copy(update={"transport": "shm"})}),
                       run, memory)  # fmt: skip
     assert [Path(file.path).name for file in by_shm["engine"].files] == ["memory"]
     assert [Path(file.path).name for file in by_shm["trainer"].files] == ["code.py", "run", "memory"]
-    by_disk = needs_of(made.model_copy(update={"weights": made.weights.model_copy(update={"transport": "disk"})}),
+    by_disk = needs_by_kind(made.model_copy(update={"weights": made.weights.model_copy(update={"transport": "disk"})}),
                        run, memory)  # fmt: skip
     assert [Path(file.path).name for file in by_disk["engine"].files] == ["run"]
 

@@ -22,7 +22,7 @@ from headrace.config import ConfigError, SFTConfig
 from headrace.models.packing import PackRow
 from headrace.observe.offline.listeners import OfflineListeners
 from headrace.offline.loop import RankLost
-from headrace.offline.ranks.placement import needs_of, teams_of, with_whole_paths
+from headrace.offline.ranks.placement import rank_needs, rank_teams, with_whole_paths
 from headrace.offline.ranks.started import check_world
 from headrace.offline.units import Unit, parts_of
 from headrace.runtime.placing import Claim
@@ -170,16 +170,16 @@ def test_ranks_are_placed_in_a_cluster_as_they_are_numbered(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"cluster has a place of the ranks, and runtime\.kind is inline; set runtime"):
         SFTConfig.model_validate(given)
     config = SFTConfig.model_validate({**given, "runtime": {"kind": "ray"}})
-    (team,) = teams_of(config).teams
+    (team,) = rank_teams(config).teams
     assert team.spread
     assert [each.claims for each in team.bundles] == [(Claim(f"rank/{rank}", 0.5, 4.0),) for rank in range(4)]
-    needed = [each.path for each in needs_of(config, tmp_path / "marker").files]
+    needed = [each.path for each in rank_needs(config, tmp_path / "marker").files]
     assert needed == [str(loss), str(tmp_path / "m" / "config.json"), str(tmp_path / "marker")]
     place["devices_together"] = 3
     config = SFTConfig.model_validate({**given, "runtime": {"kind": "ray"}})
     with pytest.raises(ConfigError, match=r"cluster\.place\.trainer has 3 devices for 4 workers, which share them"):
-        teams_of(config)
-    assert teams_of(SFTConfig.model_validate({"model": {"path": "m"}, "data": {"train": "d"}})).teams == ()
+        rank_teams(config)
+    assert rank_teams(SFTConfig.model_validate({"model": {"path": "m"}, "data": {"train": "d"}})).teams == ()
 
 
 def test_paths_of_the_commands_folder_are_told_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config import TrainConfig
-from headrace.controller.planning.placement import teams_of
+from headrace.controller.planning.placement import run_teams
 from headrace.training.layouts.pipelined_model import bin_of
 from headrace.training.layouts.ranks import Layout, Order, Place, grouping, layout_of
 
@@ -83,7 +83,7 @@ def test_actor_and_critic_on_the_same_workers_share_the_routes_of_the_data() -> 
         ("critic", 1, 0, 0): 1,
     }
     assert actor.heads == critic.heads == (0, 1)
-    (team,) = (team for team in teams_of(config, 0).teams if "trainer/0" in team.bundles[0].workers)
+    (team,) = (team for team in run_teams(config, 0).teams if "trainer/0" in team.bundles[0].workers)
     assert [bundle.workers for bundle in team.bundles] == [("trainer/0", "critic/0"), ("trainer/1", "critic/1")]
 
 

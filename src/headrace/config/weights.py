@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
 from headrace.config.base import Section
+from headrace.config.values.hosts import one_host
 
 
 class WeightsConfig(Section):
@@ -29,10 +30,7 @@ class WeightsConfig(Section):
     encrypted, and whoever reaches the ports can take part: let it be on a network of the run's own machines. On one
     machine all get them, and meet, on loopback."""
 
-    @model_validator(mode="after")
-    def _host_is_one(self) -> WeightsConfig:
-        if self.host in ("0.0.0.0", "::"):
-            raise ValueError(
-                f"host is {self.host!r}, where no server can get weights; give one address that it reaches"
-            )
-        return self
+    @field_validator("host")
+    @classmethod
+    def _host_is_one(cls, given: str) -> str:
+        return one_host(given)

@@ -40,7 +40,7 @@ from headrace.observe.trackers.packages import check_packages
 from headrace.offline.model import with_reference
 from headrace.offline.output import OutputFolder
 from headrace.offline.progress import Made, Progress, read_progress, write_progress
-from headrace.offline.ranks.placement import place_of, teams_of
+from headrace.offline.ranks.placement import place_of, rank_teams
 from headrace.offline.ranks.started import check_world, started
 from headrace.offline.recorder import OfflineView, over, recording
 from headrace.offline.trained.of_config import OfflineConfig
@@ -95,7 +95,7 @@ def look_at(config: OfflineConfig, output: OutputFolder) -> Source:
     model = read_model_config(config.model.path)
     here, scores = place_of(config) is None and (joined is None or not joined.is_spread), isinstance(config, RMConfig)
     check_layout("trainer", config.trainer.layout, model, device, here=here, gives_values=scores)
-    teams_of(config)  # whose devices may not divide among them
+    rank_teams(config)  # whose devices may not divide among them
     tokenizer = load_tokenizer(config.model.path)
     stops = read_generation_stops(config.model.path, tokenizer)
     if not stops:

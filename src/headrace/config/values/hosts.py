@@ -1,4 +1,4 @@
-"""Which addresses are this machine's alone."""
+"""Who finds this machine by an address."""
 
 from __future__ import annotations
 

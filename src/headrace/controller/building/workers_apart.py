@@ -12,8 +12,8 @@ from headrace.config import ConfigError, TrainConfig
 from headrace.controller.building.processors import process_count
 from headrace.controller.building.ray_head import RayHead
 from headrace.controller.building.threads import available_threads
-from headrace.controller.planning.node_needs import meeting_of, needs_of, together_of
-from headrace.controller.planning.placement import teams_of
+from headrace.controller.planning.node_needs import meeting_of, needs_by_kind, together_of
+from headrace.controller.planning.placement import run_teams
 from headrace.runtime.apart import Apart
 from headrace.runtime.node_check import SharedNeeds
 from headrace.runtime.placing import Teams
@@ -37,7 +37,7 @@ def workers_apart(
         return None
     logs = None if folder is None else folder / "logs"
     if config.runtime.kind == "ray":
-        return _cluster(config, folder, logs, teams_of(config, rollouts), shared)
+        return _cluster(config, folder, logs, run_teams(config, rollouts), shared)
     return Processes(str(folder or ""), logs=logs)
 
 
@@ -73,7 +73,7 @@ def _cluster(
         {config.cluster.device: config.cluster.local_devices} if config.cluster.local_devices else {},
         teams=teams,
         room_s=config.cluster.room_deadline_s,
-        needs=lambda memory: needs_of(config, None if folder is None else marked(folder), memory),
+        needs=lambda memory: needs_by_kind(config, None if folder is None else marked(folder), memory),
         together=together_of(config),
         meet=meeting_of(config),
         shared=shared,

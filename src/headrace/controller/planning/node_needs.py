@@ -35,9 +35,10 @@ _IMPORTABLE = (
 _SHARED = "put it on a file system that all nodes share, or copy it to the same path there"
 
 
-def needs_of(config: TrainConfig, folder: Path | None, memory: Path | None) -> Mapping[str, Needs]:
-    """By kind. `folder`: a file of the run's folder, and `memory` one in this machine's memory, each of this run alone:
-    who sees it sees what is beside it. Without one of the two nothing is asked of it."""
+def needs_by_kind(config: TrainConfig, folder: Path | None, memory: Path | None) -> Mapping[str, Needs]:
+    """Of nodes with workers of each kind. `folder`: a file of the run's folder, and `memory` one in this machine's
+    memory, each of this run alone: who sees it sees what is beside it. Without one of the two nothing is asked of
+    it."""
     functions, modules = functions_of(config)
     models = [*models_of(_named_models(config))]
     made: dict[str, Needs] = {}

@@ -12,7 +12,7 @@ from headrace.controller.planning.judges import own_judges
 from headrace.runtime.placing import Bundle, Claim, Team, Teams
 
 
-def teams_of(config: TrainConfig, rollouts: int) -> Teams:
+def run_teams(config: TrainConfig, rollouts: int) -> Teams:
     """`rollouts`: workers that play. Raises ConfigError."""
     cluster, counts = config.cluster, worker_counts(config, rollouts)
     if unused := next((role for role in cluster.place if not counts[role]), None):
@@ -27,7 +27,9 @@ def teams_of(config: TrainConfig, rollouts: int) -> Teams:
     together = [role for each in sets for role in each]
     sets += [(role,) for role in ROLES if role in cluster.place and role not in together]
     claims = {
-        role: _claims(role, cluster.place.get(role, PlaceConfig()), counts[role]) for each in sets for role in each
+        role: claims_for(role, cluster.place.get(role, PlaceConfig()), counts[role], role)
+        for each in sets
+        for role in each
     }
     if LENT in claims:
         claims[LENT] = [replace(each, devices=claims["trainer"][0].devices, cpus=0.0) for each in claims[LENT]]
@@ -80,12 +82,14 @@ def _with_lent(roles: tuple[Role, ...]) -> tuple[Role, ...]:
     return (*roles, LENT) if "trainer" in roles else roles
 
 
-def _claims(role: Role, place: PlaceConfig, count: int) -> list[Claim]:
+def claims_for(kind: str, place: PlaceConfig, count: int, role: Role) -> list[Claim]:
+    """Of `count` workers of this kind, in their order. `place`: what `cluster.place` has of the role. Raises
+    ConfigError for devices that do not divide among them."""
     try:
         devices = place.each(count)
     except ValueError as error:
         raise ConfigError(f"cluster.place.{role} {error}") from error
-    return [Claim(f"{role}/{number}", devices, place.cpus) for number in range(count)]
+    return [Claim(f"{kind}/{number}", devices, place.cpus) for number in range(count)]
 
 
 def _team(roles: Sequence[Sequence[Claim]], spread: bool) -> Team:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.cluster import Role
 from headrace.controller.building.threads import available_threads
-from headrace.controller.planning.node_needs import meeting_of, needs_of, together_of
-from headrace.controller.planning.placement import teams_of, worker_counts
+from headrace.controller.planning.node_needs import meeting_of, needs_by_kind, together_of
+from headrace.controller.planning.placement import run_teams, worker_counts
 from headrace.runtime.node_check import IN_STORES, SharedNeeds
 from headrace.runtime.placing import Node, NoRoom, Placed, Teams, placed
 from headrace.runtime.process.site import Site
@@ -21,7 +21,7 @@ def drawn(config: TrainConfig, rollouts: int, shared: SharedNeeds | None = None)
     """Lines. `rollouts`: workers that play. `shared`: see `Plan.shared`. A cluster that is to be joined is joined for a
     moment, and its nodes are looked at. Raises ConfigError where a run's own has no room; ClusterError for one that is
     joined, and ClusterRefusal where that has none."""
-    teams = teams_of(config, rollouts)
+    teams = run_teams(config, rollouts)
     if config.runtime.address is None:
         nodes: Sequence[Node] = [_own(config)]
         try:
@@ -62,7 +62,7 @@ def _looked_at(
     try:
         marker = site.folder / "marker"
         marker.write_text(secrets.token_hex(16))
-        needs, meet = needs_of(config, None, marker), meeting_of(config)
+        needs, meet = needs_by_kind(config, None, marker), meeting_of(config)
         inspection = Inspection(needs, together_of(config), marker, meet=meet, shared=shared)
         return *looked_at(address, teams, inspection), inspection.all_near
     finally:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.config import ConfigError
 from headrace.controller.planning.memory_estimate import GIB, MemoryEstimate
-from headrace.controller.planning.placement import teams_of, worker_counts
+from headrace.controller.planning.placement import run_teams, worker_counts
 from headrace.controller.planning.table_size import largest_group
 from headrace.runtime.node_check import SharedNeeds, Taken
 from headrace.runtime.process.kept import SHARED
@@ -83,7 +83,7 @@ def _on_nodes(plan: Plan) -> SharedNeeds | None:
     versions = memory.published if plan.transport == "shm" else 0
     if not versions and not columns:
         return None
-    teams, counts = teams_of(config, plan.rollout_workers).teams, worker_counts(config, plan.rollout_workers)
+    teams, counts = run_teams(config, plan.rollout_workers).teams, worker_counts(config, plan.rollout_workers)
     placed = {worker for team in teams for each in team.bundles for worker in each.workers}
     all_of = [f"{role}/{number}" for role, count in counts.items() for number in range(count)]
     unplaced = [worker for worker in all_of if worker not in placed]

@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headrace.config import ConfigError
 from headrace.config.cluster import PlaceConfig
 from headrace.config.values.hosts import is_loopback
 from headrace.config.values.name_or_function import is_own
 from headrace.config.values.paths import path_of
 from headrace.controller.building.workers_apart import WorkersApart, in_ray, marked
 from headrace.controller.planning.node_needs import functions_of, models_of, run_folder
+from headrace.controller.planning.placement import claims_for
 from headrace.offline.ranks.rank import OfflineRank
 from headrace.offline.trained.of_config import OfflineConfig
 from headrace.runtime.node_check import Needs
-from headrace.runtime.placing import Bundle, Claim, Team, Teams
+from headrace.runtime.placing import Bundle, Team, Teams
 
 _KIND = OfflineRank.kind
 _HOST_KEY = "runtime.host"
@@ -34,27 +34,23 @@ def in_cluster(config: OfflineConfig, folder: Path, logs: Path) -> WorkersApart:
         logs,
         config.runtime.address,
         config.runtime.threads,
-        teams=teams_of(config),
-        needs=lambda memory: {_KIND: needs_of(config, marked(folder))},
+        teams=rank_teams(config),
+        needs=lambda memory: {_KIND: rank_needs(config, marked(folder))},
         together=(_KIND,) if is_loopback(config.runtime.host) else (),
         host_key=_HOST_KEY,
     )
 
 
-def teams_of(config: OfflineConfig) -> Teams:
+def rank_teams(config: OfflineConfig) -> Teams:
     """Ranks in their order. Raises ConfigError."""
     place, count = place_of(config), config.trainer.layout.ranks
     if place is None:
         return Teams()
-    try:
-        devices = place.each(count)
-    except ValueError as error:
-        raise ConfigError(f"cluster.place.trainer {error}") from error
-    bundles = tuple(Bundle((Claim(f"{_KIND}/{rank}", devices, place.cpus),)) for rank in range(count))
+    bundles = tuple(Bundle((claim,)) for claim in claims_for(_KIND, place, count, "trainer"))
     return Teams((Team(bundles, place.strategy == "spread"),), device=config.cluster.device)
 
 
-def needs_of(config: OfflineConfig, marker: Path) -> Needs:
+def rank_needs(config: OfflineConfig, marker: Path) -> Needs:
     """Of each node with ranks. `marker`: a file of the output folder, of this run alone. Raises OSError."""
     functions, modules = functions_of(config)
     files = [*functions, *models_of({"model.path": config.model.path}), run_folder(marker)]
