@@ -99,13 +99,34 @@ def test_a_process_that_is_in_a_cluster_hears_of_its_end_and_starts_none(monkeyp
 
 @pytest.mark.usefixtures("ray_imported")
 def test_the_cluster_that_a_process_is_in_may_be_named_in_any_way() -> None:
-    from headrace.runtime.ray.admission import ClusterError, require_same
+    from headrace.runtime.ray.admission import ClusterError, require_same_cluster
 
     for own in ("127.0.0.1:6379", "localhost:6379"):
         for address in ("127.0.0.1:6379", "localhost:6379", "auto"):
-            require_same(address, own)
+            require_same_cluster(address, own)
     for address in ("127.0.0.1:6380", "192.0.2.7:6379", "no-such-host.invalid:6379"):
         with pytest.raises(
             ClusterError, match=f"^runtime.address is {address}, and this .*; leave runtime.address out"
         ):
-            require_same(address, "127.0.0.1:6379")
+            require_same_cluster(address, "127.0.0.1:6379")
+
+
+@pytest.mark.usefixtures("ray_imported")
+def test_an_address_is_a_host_and_a_port() -> None:
+    from headrace.runtime.ray.admission import host_and_port
+
+    assert host_and_port("10.0.0.7:6379") == ("10.0.0.7", 6379)
+    assert host_and_port("[::1]:65535") == ("::1", 65535)
+    for address in ("10.0.0.7", ":6379", "http://10.0.0.7:6379", "10.0.0.7:", "10.0.0.7:0", "10.0.0.7:65536"):
+        with pytest.raises(ValueError, match="is no HOST:PORT"):
+            host_and_port(address)
+
+
+@pytest.mark.usefixtures("ray_imported")
+def test_a_call_is_its_askers() -> None:
+    from headrace.runtime.ray.asker import CONTROLLER, Asker
+
+    first = Asker("rollout/1", 2)
+    for asker in (CONTROLLER, first, Asker("rollout/1", 21), Asker("rollout/12", 2)):
+        assert Asker.of(f"{asker.prefix}140.7") == asker
+        assert asker == first or not asker.prefix.startswith(first.prefix)

@@ -24,7 +24,8 @@ from headrace.runtime.process.identity import name_process
 from headrace.runtime.progress import Stuck
 from headrace.runtime.ray.actor_process import require_versions, worker_class
 from headrace.runtime.ray.asked_actor import ANSWER, ERROR
-from headrace.runtime.ray.askers import Askers, asker_name
+from headrace.runtime.ray.asker import Asker
+from headrace.runtime.ray.askers import Askers
 from headrace.runtime.ray.boot import ActorBoot
 from headrace.runtime.ray.boxes import Box, boxed, opened
 from headrace.runtime.ray.reached import ReachedActor
@@ -131,14 +132,14 @@ class Actor:
         name_process(boot.name)
         self._begun = True
 
-    def _end_all_of(self, asker: str, why: str) -> None:
+    def _end_all_of(self, asker: Asker, why: str) -> None:
         """Nothing is done any more for a worker that has ended."""
-        calls = [number for number in self._calls if number.startswith(asker)]
+        calls = [number for number in self._calls if Asker.of(number) == asker]
         if calls:
-            sys.stderr.write(f"{len(calls)} calls end with {asker.removesuffix('>')}, who asked: {why}\n")
+            sys.stderr.write(f"{len(calls)} calls end with {asker.name}, who asked: {why}\n")
         for number in calls:
             self._calls[number].cancel()
-        for number in [number for number in self._streams if number.startswith(asker)]:
+        for number in [number for number in self._streams if Asker.of(number) == asker]:
             self._streams.pop(number).end()
 
     def _stuck(self, stuck: Stuck) -> None:
@@ -148,7 +149,7 @@ class Actor:
         self._left.set()
 
     def _reach(self, handle: Handle) -> Peer:
-        return ReachedActor(handle, self._types, self._runtime, asker_name(self._boot.name, self._boot.generation))
+        return ReachedActor(handle, self._types, self._runtime, Asker(self._boot.name, self._boot.generation))
 
     def _made(self) -> Service:
         if self._service is None:

@@ -16,14 +16,14 @@ from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[att
 from ray.exceptions import AuthenticationError, RayError
 
 from headrace.errors import HeadraceError
+from headrace.runtime.ray.environment import AUTH_MODE, AUTH_TOKEN, AUTH_TOKEN_PATH, BY_TOKEN
 
 _REACH_S = 20.0
+_LAST_PORT = 65535
 _OWN_NODE = "auto"
 """The cluster that this machine is a node of, as a job's."""
-_MODE, _TOKEN, _PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-_BY_TOKEN = "token"
 _MEND = (
-    f"set {_TOKEN} to the token that the cluster was started with, or {_PATH} to a file that has it "
+    f"set {AUTH_TOKEN} to the token that the cluster was started with, or {AUTH_TOKEN_PATH} to a file that has it "
     "(`ray get-auth-token` prints it there)"
 )
 
@@ -48,9 +48,8 @@ def require_admission(address: str) -> None:
             f"runtime.address is {address}, and this machine is a node of no Ray cluster; write its head's HOST:PORT, "
             "or set RAY_ADDRESS to it"
         )
-    host, _, port = found.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()  # Ray would wait for minutes
-    if _mode() == _BY_TOKEN and _tokenless() is not None:  # Ray ends whoever asks without one
+    socket.create_connection(host_and_port(found), timeout=_REACH_S).close()  # Ray would wait for minutes
+    if _mode() == BY_TOKEN and _tokenless() is not None:  # Ray ends whoever asks without one
         raise token_error(f"the Ray cluster at {address}")
     try:
         _require_versions(f"the Ray cluster at {address}", GcsClient(address=found))
@@ -95,9 +94,9 @@ def require_node(address: str) -> None:
         )
 
 
-def require_same(address: str, own: str) -> None:
-    """`own`: of the cluster that this process is in already, which is the only one that it can be in. Blocking. Raises
-    ClusterError."""
+def require_same_cluster(address: str, own: str) -> None:
+    """That `address` is of the cluster at `own`, in which this process is already: it can be in no other. Blocking.
+    Raises ClusterError."""
     if address == _OWN_NODE:
         return
     require_address(address)
@@ -114,22 +113,24 @@ def require_same(address: str, own: str) -> None:
 
 def _reached(address: str) -> set[tuple[str, int]]:
     """What an address of a head comes to; this machine is known by its own address too. Raises OSError."""
-    host, _, port = address.rpartition(":")
-    found = {str(each[4][0]) for each in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)}
-    return {(each, int(port)) for each in found | {services.resolve_ip_for_localhost(each) for each in found}}
+    host, port = host_and_port(address)
+    found = {str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    return {(each, port) for each in found | {services.resolve_ip_for_localhost(each) for each in found}}
 
 
 def token_error(whose: str) -> TokenError:
     """Of `whose` answer to what this process sends, or could not send."""
-    if (mode := _mode()) != _BY_TOKEN:
-        return TokenError(f"{whose} wants a token, and {_MODE} is {mode}, so that none is sent; set it to {_BY_TOKEN}")
+    if (mode := _mode()) != BY_TOKEN:
+        return TokenError(
+            f"{whose} wants a token, and {AUTH_MODE} is {mode}, so that none is sent; set it to {BY_TOKEN}"
+        )
     if (why := _tokenless()) is not None:
         return TokenError(f"{whose} wants a token, and {why}; {_MEND}")
     return TokenError(f"{whose} does not take the token that is sent to it, from {_source()}; {_MEND}")
 
 
 def _mode() -> str:
-    return os.environ.get(_MODE, _BY_TOKEN).lower()
+    return os.environ.get(AUTH_MODE, BY_TOKEN).lower()
 
 
 def _tokenless() -> str | None:
@@ -137,24 +138,35 @@ def _tokenless() -> str | None:
     try:
         is_there = AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True)
     except AuthenticationError:
-        return f"the file that {_PATH} names, {os.environ.get(_PATH)}, has none, or cannot be read"
-    return None if is_there else f"there is none: {_TOKEN} and {_PATH} are not set"
+        return f"the file that {AUTH_TOKEN_PATH} names, {os.environ.get(AUTH_TOKEN_PATH)}, has none, or cannot be read"
+    return None if is_there else f"there is none: {AUTH_TOKEN} and {AUTH_TOKEN_PATH} are not set"
 
 
 def _source() -> str:
     """Where the token is that Ray sends: in the order in which Ray itself looks for one."""
-    if os.environ.get(_TOKEN):
-        return _TOKEN
-    if path := os.environ.get(_PATH):
-        return f"{path} ({_PATH})"
+    if os.environ.get(AUTH_TOKEN):
+        return AUTH_TOKEN
+    if path := os.environ.get(AUTH_TOKEN_PATH):
+        return f"{path} ({AUTH_TOKEN_PATH})"
     return f"{Path.home()}/.ray/auth_token"
 
 
 def require_address(address: str) -> None:
     """Raises ClusterError for what is no HOST:PORT, where Ray itself would wait, or look for one."""
-    host, _, port = address.rpartition(":")
-    if address != _OWN_NODE and (not host or not port.isdecimal() or "/" in host):
+    if address == _OWN_NODE:
+        return
+    try:
+        host_and_port(address)
+    except ValueError:
         raise ClusterError(
             f"runtime.address is {address}; write HOST:PORT, the address of the cluster's head, as 127.0.0.1:6379 "
             "(`ray start --head` prints it)"
-        )
+        ) from None
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Of HOST:PORT, or [HOST]:PORT. Raises ValueError for what is neither."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
+        raise ValueError(f"{address!r} is no HOST:PORT")
+    return host.strip("[]"), int(port)

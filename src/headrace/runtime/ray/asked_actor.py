@@ -21,18 +21,19 @@ ANSWER, ERROR = "answer", "error"
 
 
 class AskedActor:
-    """Calls have numbers of whoever asks: `asker` and a count."""
+    """Calls have numbers of whoever asks: `prefix` and a count."""
 
     def __init__(
-        self, actor: Any, types: Callable[[], WireTypes], services: Services, name: str, rank: int, asker: str
+        self, actor: Any, types: Callable[[], WireTypes], services: Services, name: str, rank: int, prefix: str
     ) -> None:
-        """`actor`: Ray's handle of an `Actor`. `asker`: no two have the same."""
+        """`actor`: Ray's handle of an `Actor`. `prefix`: `Asker.prefix`, and what no two of that
+        asker have in common."""
         self._actor = actor
         self._types = types
         self._services = services
         self._name = name
         self._rank = rank
-        self._asker = asker
+        self._prefix = prefix
         self._numbers = count()
         self._asked: dict[str, Asked] = {}
         self._ended: str | None = None
@@ -123,7 +124,7 @@ class AskedActor:
     def _ask(self, begin: Callable[[str], Any]) -> tuple[str, Asked]:
         if self._ended is not None:
             raise self._loss(self._ended)
-        number = f"{self._asker}.{next(self._numbers)}"
+        number = f"{self._prefix}.{next(self._numbers)}"
         asked = Asked(lambda: self._stop(number), lambda reason: self._give_up(number, reason))
         self._asked[number] = asked
         self._services.spawn(self._answer(number, asked, begin(number)), f"answer of {self._name}")

@@ -11,37 +11,33 @@ from ray.exceptions import ActorUnavailableError, RayError
 
 from headrace.runtime.protocol import Services
 from headrace.runtime.ray.asked_actor import reason_of
+from headrace.runtime.ray.asker import CONTROLLER, Asker
 
 _LANE = "ray"
 _AGAIN_S = 1.0
 """After which one that cannot be reached is asked again, until Ray knows of its death."""
 
 
-def asker_name(name: str, generation: int) -> str:
-    """A worker's, in one of its lives: the numbers of all its calls begin with it."""
-    return f"{name}.{generation}>"
-
-
 class Askers:
-    def __init__(self, namespace: str, services: Services, gone: Callable[[str, str], None]) -> None:
+    def __init__(self, namespace: str, services: Services, gone: Callable[[Asker, str], None]) -> None:
         """`namespace`: of the run's actors. `gone` is called with the asker that has ended, and why."""
         self._namespace = namespace
         self._services = services
         self._gone = gone
-        self._watched: set[str] = set()
+        self._watched: set[Asker] = set()
 
     def heard(self, number: str) -> None:
         """A call has come. The controller needs no watch: the actor ends with it."""
-        asker = number.partition(">")[0]
-        name, is_worker, _ = asker.rpartition(".")
-        if is_worker and asker not in self._watched:
+        asker = Asker.of(number)
+        if asker != CONTROLLER and asker not in self._watched:
             self._watched.add(asker)
-            self._services.spawn(self._watch(asker, name), f"life of {asker}")
+            self._services.spawn(self._watch(asker), f"life of {asker.name}")
 
-    async def _watch(self, asker: str, name: str) -> None:
+    async def _watch(self, asker: Asker) -> None:
+        name, namespace = asker.name, self._namespace
         while True:
             try:
-                actor: Any = await self._services.compute(_LANE, lambda: ray.get_actor(name, namespace=self._namespace))
+                actor: Any = await self._services.compute(_LANE, lambda: ray.get_actor(name, namespace=namespace))
                 why = await actor.life.remote()
                 break
             except ActorUnavailableError:
@@ -50,4 +46,4 @@ class Askers:
                 why = reason_of(error)
                 break
         self._watched.discard(asker)
-        self._gone(f"{asker}>", why)
+        self._gone(asker, why)

@@ -25,7 +25,7 @@ from headrace.runtime.process.boot import PACKAGE, path_of
 from headrace.runtime.process.origin import Origin
 from headrace.runtime.process.processes import Processes
 from headrace.runtime.protocol import Services
-from headrace.runtime.ray.admission import ClusterError, ClusterRefusal, require_same
+from headrace.runtime.ray.admission import ClusterError, ClusterRefusal, require_same_cluster
 from headrace.runtime.ray.joining import Reached, join, leave, own_address
 from headrace.runtime.ray.member import RayWorker
 from headrace.runtime.ray.near_process import NearProcess
@@ -234,7 +234,7 @@ class RayCluster:
         if not self._joins:  # this process is in a cluster already, as a notebook's may be
             self._head = None
             if self._address is not None:
-                require_same(self._address, own_address())
+                require_same_cluster(self._address, own_address())
         try:
             if self._joins:
                 self._join()

@@ -8,8 +8,9 @@ import sys
 
 from headrace.errors import HeadraceError
 
-_MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
-_TOKENS = (_TOKEN, "RAY_AUTH_TOKEN_PATH")
+AUTH_MODE, AUTH_TOKEN, AUTH_TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+BY_TOKEN = "token"
+"""A mode."""
 _MANY_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Where it is 0, Ray's own processes listen on loopback alone, on any system."""
 
@@ -29,19 +30,19 @@ def prepare(address: str | None) -> None:
     with a token always: that of the environment, or one that is made up. Raises RayImported."""
     imported = sys.modules.get("ray")
     is_in_one = imported is not None and imported.is_initialized()
-    if imported is not None and not is_in_one and (_MODE not in os.environ or _lets_all_in(address)):
+    if imported is not None and not is_in_one and (AUTH_MODE not in os.environ or _lets_all_in(address)):
         raise RayImported(
-            f"ray was imported before the run could give it a token; set {_MODE}=token and {_TOKEN} in the environment "
-            "of this process, import ray later, or call ray.init first"
+            f"ray was imported before the run could give it a token; set {AUTH_MODE}={BY_TOKEN} and {AUTH_TOKEN} in "
+            "the environment of this process, import ray later, or call ray.init first"
         )
     os.environ.setdefault(_PATIENCE, "180")
     if address is None and not is_in_one:
-        os.environ[_MODE] = "token"
+        os.environ[AUTH_MODE] = BY_TOKEN
         os.environ[_MANY_NODES] = "0"
         os.environ.setdefault(_NICENESS, "0")
-        if not any(os.environ.get(name) for name in _TOKENS):
-            os.environ[_TOKEN] = secrets.token_hex(32)
-    os.environ.setdefault(_MODE, "token")
+        if not any(os.environ.get(name) for name in (AUTH_TOKEN, AUTH_TOKEN_PATH)):
+            os.environ[AUTH_TOKEN] = secrets.token_hex(32)
+    os.environ.setdefault(AUTH_MODE, BY_TOKEN)
     # Ray's functions begin a cluster where there is none, as where a run's own has ended.
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_UV_RUN_RUNTIME_ENV", "RAY_ENABLE_AUTO_CONNECT"):
         os.environ.setdefault(name, "0")
@@ -49,4 +50,4 @@ def prepare(address: str | None) -> None:
 
 def _lets_all_in(address: str | None) -> bool:
     """Whether a Ray would be the run's own and have no token."""
-    return address is None and os.environ[_MODE].lower() != "token"
+    return address is None and os.environ[AUTH_MODE].lower() != BY_TOKEN

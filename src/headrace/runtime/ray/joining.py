@@ -15,7 +15,14 @@ from ray.exceptions import RayError
 from headrace.runtime.node_check import NodeUnfit
 from headrace.runtime.placing import Node, NoRoom, Placed, Teams, by_node, placed
 from headrace.runtime.ray import nodes
-from headrace.runtime.ray.admission import ClusterError, ClusterRefusal, require_admission, require_node, require_same
+from headrace.runtime.ray.admission import (
+    ClusterError,
+    ClusterRefusal,
+    host_and_port,
+    require_admission,
+    require_node,
+    require_same_cluster,
+)
 from headrace.runtime.ray.scouts import Inspection
 from headrace.runtime.ray.signal_handlers import kept_signal_handlers
 
@@ -31,6 +38,7 @@ class Reached:
     def __init__(self, address: str, *, look_s: float = 2.0, lost_s: float = 10.0) -> None:
         """`look_s`: between two looks, seconds. `lost_s`: nobody has to have answered for so long."""
         self._address = address
+        self._at = host_and_port(address)
         self._look_s = look_s
         self._lost_s = lost_s
         self._looks = self._answered = time.monotonic()
@@ -43,9 +51,8 @@ class Reached:
         if now < self._looks:
             return None
         self._looks = now + self._look_s
-        host, _, port = self._address.rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=self._look_s).close()
+            socket.create_connection(self._at, timeout=self._look_s).close()
         except OSError as error:
             self.answers = False
             silent = time.monotonic() - self._answered
@@ -105,7 +112,7 @@ def looked_at(address: str, teams: Teams, inspection: Inspection) -> tuple[Seque
     if joins:
         join(address, "headrace-check")
     else:
-        require_same(address, own_address())
+        require_same_cluster(address, own_address())
     try:
         there = nodes.nodes(teams.device)
         found = placed(teams.teams, there, teams.device, inspection.together)

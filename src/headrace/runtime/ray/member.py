@@ -13,6 +13,7 @@ from headrace.runtime.process.origin import Origin
 from headrace.runtime.protocol import Services
 from headrace.runtime.ray.actor import Actor
 from headrace.runtime.ray.asked_actor import AskedActor
+from headrace.runtime.ray.asker import CONTROLLER
 from headrace.runtime.ray.making import boot_of, make_actor
 from headrace.runtime.ray.reservations import Options
 from headrace.runtime.workers import Placement, WorkerLost
@@ -54,7 +55,7 @@ class RayWorker(MemberApart):
         options = await self._room(self.name, self.rank)
         actor = await self._services.compute("ray", self._actor, options)
         types = self._origin.types
-        asked = AskedActor(actor, lambda: types, self._services, self.name, self.rank, f"controller>{self._generation}")
+        asked = AskedActor(actor, lambda: types, self._services, self.name, self.rank, CONTROLLER.prefix)
         asked.give_up = self.lose
         self._asked = asked
         self._living = self._services.spawn(self._life(asked), f"life of {self.name}")

@@ -10,6 +10,7 @@ import ray
 
 from headrace.runtime.protocol import Services
 from headrace.runtime.ray.asked_actor import AskedActor
+from headrace.runtime.ray.asker import Asker
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import DEADLINE_S, Handle, WorkerLost
 
@@ -21,8 +22,8 @@ class ReachedActor:
 
     here = None
 
-    def __init__(self, handle: Handle, types: WireTypes, services: Services, asker: str) -> None:
-        """`asker`: who asks (`asker_name`)."""
+    def __init__(self, handle: Handle, types: WireTypes, services: Services, asker: Asker) -> None:
+        """`asker`: who asks."""
         self._handle = handle
         self._types = types
         self._services = services
@@ -60,7 +61,12 @@ class ReachedActor:
             except ValueError as error:
                 raise WorkerLost(handle.rank, f"there is no such actor: {error}", worker=handle.worker) from error
             self._found = AskedActor(
-                actor, lambda: self._types, self._services, handle.worker, handle.rank, f"{self._asker}{id(self)}"
+                actor,
+                lambda: self._types,
+                self._services,
+                handle.worker,
+                handle.rank,
+                f"{self._asker.prefix}{id(self)}",
             )
         return self._found
 
