@@ -45,15 +45,21 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def auto_class(*, gives_values: bool = False) -> Any:
+    """transformers' class that makes a language model; with `gives_values` a classifier of tokens, into one class: a
+    value or a score of each."""
+    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+    return AutoModelForTokenClassification if gives_values else AutoModelForCausalLM
+
+
 def load_causal_lm(path: str | Path, *, dtype: torch.dtype, device: str | torch.device) -> PreTrainedModel:
     """The causal language model at `path` (folder or Hub name), in eval mode, every weight read from the file.
 
     No other thread may train or build a model of this process meanwhile: loading switches process-wide state.
     Raises ConfigError if there is none, if it does not fit its own config, or if a weight is not finite.
     """
-    from transformers import AutoModelForCausalLM
-
-    return _load(AutoModelForCausalLM, path, "model", dtype, device, head=lambda name: False)
+    return _load(auto_class(), path, "model", dtype, device, head=lambda name: False)
 
 
 def load_value_model(path: str | Path, *, dtype: torch.dtype, device: str | torch.device) -> PreTrainedModel:
@@ -61,9 +67,7 @@ def load_value_model(path: str | Path, *, dtype: torch.dtype, device: str | torc
 
     As `load_causal_lm` otherwise.
     """
-    from transformers import AutoModelForTokenClassification
-
-    kind = AutoModelForTokenClassification
+    kind = auto_class(gives_values=True)
     return _load(kind, path, "value model", dtype, device, head=is_value_head, num_labels=1)
 
 
@@ -76,12 +80,12 @@ def load_reward_model(path: str | Path, *, dtype: torch.dtype, device: str | tor
     """A sequence classifier of one class as a classifier of tokens, so that it scores packed samples: the inverse of
     `save_reward_model`. As `load_causal_lm` otherwise."""
     import torch
-    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+    from transformers import AutoModelForSequenceClassification
 
     check_reward_model(path)
 
     def convert() -> PreTrainedModel:
-        model = AutoModelForTokenClassification.from_config(classifier.config, dtype=dtype)
+        model = auto_class(gives_values=True).from_config(classifier.config, dtype=dtype)
         head = "score" if hasattr(model, "score") else "classifier"
         weights = {name.replace("score.weight", f"{head}.weight"): t for name, t in classifier.state_dict().items()}
         if f"{head}.bias" in model.state_dict():
@@ -297,12 +301,11 @@ def outline(config: PreTrainedConfig, path: str, kind: Any = None, **options: An
     """The model of class `kind` that `config` describes, without weights; a causal language model unless given. Raises
     ConfigError."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     def build() -> Any:
         try:
             with torch.device("meta"):
-                return (kind or AutoModelForCausalLM).from_config(config, trust_remote_code=False, **options)
+                return (kind or auto_class()).from_config(config, trust_remote_code=False, **options)
         except KeyError as error:  # of a table of what transformers has
             value = error.args[0] if error.args else None
             if (key := key_of(config, value)) is None:

@@ -10,7 +10,14 @@ import torch
 
 from headrace.models.file_weights import FileWeights
 from headrace.models.folder import check_weights, find_model_folder
-from headrace.models.loading import attention_of, check_reward_model, is_value_head, outline, read_model_config
+from headrace.models.loading import (
+    attention_of,
+    auto_class,
+    check_reward_model,
+    is_value_head,
+    outline,
+    read_model_config,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,25 +32,19 @@ _ODD = (ArithmeticError, AttributeError, LookupError, NotImplementedError, Runti
 def causal_lm_skeleton(path: str | Path, device: torch.device, dtype: torch.dtype = torch.float32) -> Skeleton | None:
     """As `load_causal_lm`, without its weights. None for a model that cannot be had so: its files hold
     something else than its parameters, or it computes with parameters of modules that it does not call."""
-    from transformers import AutoModelForCausalLM
-
-    return _skeleton(path, device, AutoModelForCausalLM, dtype, head=lambda name: False)
+    return _skeleton(path, device, auto_class(), dtype, head=lambda name: False)
 
 
 def value_model_skeleton(path: str | Path, device: torch.device) -> Skeleton | None:
     """As `load_value_model`; see `causal_lm_skeleton`."""
-    from transformers import AutoModelForTokenClassification
-
-    return _skeleton(path, device, AutoModelForTokenClassification, torch.float32, head=is_value_head, num_labels=1)
+    return _skeleton(path, device, auto_class(gives_values=True), torch.float32, head=is_value_head, num_labels=1)
 
 
 def reward_model_skeleton(path: str | Path, device: torch.device, dtype: torch.dtype) -> Skeleton | None:
     """As `load_reward_model`; see `causal_lm_skeleton`. None also where a classifier of tokens calls its head
     otherwise."""
-    from transformers import AutoModelForTokenClassification
-
     check_reward_model(path)
-    return _skeleton(path, device, AutoModelForTokenClassification, dtype, head=lambda name: name == _BIAS)
+    return _skeleton(path, device, auto_class(gives_values=True), dtype, head=lambda name: name == _BIAS)
 
 
 def _skeleton(

@@ -10,7 +10,7 @@ from headrace.config import ConfigError, TrainConfig
 from headrace.config.layout import LayoutConfig
 from headrace.config.places import key_of, layouts_of
 from headrace.models.experts import experts_per_token, routed_bytes
-from headrace.models.loading import outline, read_model_config
+from headrace.models.loading import auto_class, outline, read_model_config
 from headrace.models.routing import ROUTED_TYPES
 
 _GIVE_VALUES = ("critic", "reward")
@@ -111,12 +111,9 @@ def _check_experts(name: str, layout: LayoutConfig, policy: Any) -> None:
 
 def _check_split(name: str, config: Any, *, gives_values: bool) -> None:
     """As the ranks see it, of the model without memory."""
-    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
-
     from headrace.training.layouts.sharding import check_split  # torch takes its time to import what cuts models up
 
-    kind = AutoModelForTokenClassification if gives_values else AutoModelForCausalLM
-    model = outline(config, str(config.name_or_path), kind)
+    model = outline(config, str(config.name_or_path), auto_class(gives_values=gives_values))
     try:
         check_split(model)
     except ConfigError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from headrace.models.loading import attention_of, outline
+from headrace.models.loading import attention_of, auto_class, outline
 from headrace.models.packed_lm import PackedLM, may_keep_segments
 from headrace.models.parallel.shareable import not_shareable, require_shareable
 from headrace.models.parallel.stages import require_stages, without_stages
@@ -28,9 +28,7 @@ def check_cut(config: PreTrainedConfig, *, shared: bool, stages: int, gives_valu
     """`config`: of the model. `shared`: ranks share passes (tp, cp). `gives_values`: it is a classifier of tokens into
     one class, else a language model. Raises ConfigError as those do who have the model: they have the last word, also
     where there is no such small one: its architecture wants other sizes, or has more than a decoder of text."""
-    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
-
-    kind: Any = AutoModelForTokenClassification if gives_values else AutoModelForCausalLM
+    kind = auto_class(gives_values=gives_values)
     try:
         small = _shrunk(config, stages)
         if gives_values:
