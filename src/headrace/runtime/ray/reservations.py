@@ -75,8 +75,8 @@ class Reservations:
         self._room_s = room_s
         self._reserved: dict[tuple[str, ...], _Reserved] = {}
         """By the workers of the bundle."""
-        self._seated = {worker for team in teams.teams for bundle in team.bundles for worker in bundle.workers}
-        """Who has a place from the start, or had one since."""
+        self._had_room = {worker for team in teams.teams for bundle in team.bundles for worker in bundle.workers}
+        """Who is given room from the start, or had some since."""
         self._turn = asyncio.Lock()
 
     def begin(self) -> list[Placed]:
@@ -99,7 +99,7 @@ class Reservations:
             return await services.compute(LANE, _here)
         bundle = next(each for each in team.bundles if worker in each.workers)
         clock, waits = services.clock, False
-        seconds = self._room_s if worker in self._seated else min(self._room_s, _ADDED_S)
+        seconds = self._room_s if worker in self._had_room else min(self._room_s, _ADDED_S)
         end = clock.now() + seconds
         while (reserved := await services.compute(LANE, self._kept, worker, bundle, team)) is None:
             try:
@@ -114,7 +114,7 @@ class Reservations:
                     logger.warning("%s waits for room, for %g s at most: %s", worker, seconds, none)
                     waits = True
             await clock.sleep(_LOOK_S)
-        self._seated.add(worker)
+        self._had_room.add(worker)
         return self._options(worker, reserved)
 
     def beside(self, worker: str) -> Options:
