@@ -17,11 +17,20 @@ import pytest
 from controller_jobs import make_job
 
 from headrace.cli.main import main
+from headrace.config import TrainConfig
 from headrace.config.errors import ConfigError
 from headrace.controller.control_socket import NAME, ask, listening
+from headrace.controller.scaling import Scaling
+from headrace.engines.absent import AbsentEngine
+from headrace.engines.pool import EnginePool
+from headrace.engines.pool_state import EngineState
+from headrace.engines.protocol import Engine, EngineError
 from headrace.runtime.clock import SystemClock
 from headrace.runtime.protocol import WaitTimeout
+from headrace.runtime.virtual import VirtualRuntime, run_virtually
+from headrace.runtime.workers import Handle
 from headrace.store import RunReader
+from headrace.weights.in_process import MemoryPublisher
 
 BATCHES, ETA = 80, 2
 
@@ -130,3 +139,48 @@ def test_a_question_is_answered_line_by_line_and_a_bad_one_refused(tmp_path: Pat
         assert said == ["one", "two"]
 
     asyncio.run(main())
+
+
+class _Hires:
+    """Of engines that sample nothing."""
+
+    def __init__(self) -> None:
+        self.released: list[int] = []
+        self._count = 1
+
+    async def hire(self) -> tuple[Engine, Handle]:
+        self._count += 1
+        return AbsentEngine(), Handle(f"engine/{self._count - 1}", self._count - 1, "")
+
+    async def release(self, index: int) -> None:
+        self.released.append(index)
+
+
+@pytest.mark.parametrize("fault", [EngineError("its worker died"), asyncio.CancelledError()])
+def test_an_engine_that_gets_no_relay_is_ended_and_the_next_has_a_place_of_its_own(fault: BaseException) -> None:
+    config = TrainConfig.model_validate({"model": {"path": "m"}, "data": {"train": "t.jsonl"}})
+    told: list[tuple[str, str]] = []
+    faults: list[BaseException] = [fault]
+
+    async def came(engine: Engine, worker: str) -> None:
+        told.append((worker, str(engine.version)))
+        if faults:
+            raise faults.pop()
+
+    async def main(runtime: VirtualRuntime) -> None:
+        pool = EnginePool([AbsentEngine()], runtime.clock, handles=[Handle("engine/0", 0, "")])
+        pool.hires, pool.came = (hires := _Hires()), came
+        await pool.start()
+        scaling = Scaling(config, pool, MemoryPublisher().receiver(), None, lambda kind, data: None, ahead=4)
+        expected = ConfigError if isinstance(fault, EngineError) else asyncio.CancelledError
+        with pytest.raises(expected):
+            await scaling.answer({"scale": {"engines": 2}}, lambda line: None)
+        assert hires.released == [1]
+        assert [member.state for member in pool.members] == [EngineState.SERVING, EngineState.GONE]
+        await scaling.answer({"scale": {"engines": 2}}, lambda line: None)
+        assert [member.state for member in pool.members][2:] == [EngineState.SERVING]
+        assert pool.handles[2].worker == "engine/2"
+        assert [worker for worker, _ in told] == ["engine/1", "engine/2"]
+        assert hires.released == [1]
+
+    run_virtually(main)

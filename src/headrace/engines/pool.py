@@ -38,8 +38,8 @@ class Hires(Protocol):
         """End the engine of this index in its pool, which is stopped."""
 
 
-MadeAnew = Callable[[Engine, str], Awaitable[None]]
-"""Given an engine that was made anew, and its worker, before it takes a version: it may be elsewhere than it was."""
+Came = Callable[[Engine, str], Awaitable[None]]
+"""Given an engine that came, or was made anew, and its worker, before it takes a version: it may be anywhere."""
 
 
 class EnginePool:
@@ -68,8 +68,8 @@ class EnginePool:
         self._revive = revive
         self.hires: Hires | None = None
         """How there come to be more engines, or fewer; None: there cannot."""
-        self.made_anew: MadeAnew | None = None
-        """Told of each engine that was; None: nobody is."""
+        self.came: Came | None = None
+        """Told of each that comes later; None: nobody is."""
         self.judge = judge
         self._attached = attached
         self.name = "the engine" if judge is None else f"the engine of judge {judge}"
@@ -301,6 +301,8 @@ class EnginePool:
     ) -> None:
         """Start its engine, and have it serve once it holds the newest version, and `before` was awaited. Raises
         EngineError, WeightError."""
+        if self.came is not None and member.index < len(self.handles):
+            await self.came(member.engine, self.handles[member.index].worker)
         await started(member.engine, receiver, attached=self._attached)
         if before is not None:
             await before()

@@ -205,10 +205,10 @@ class _Asked:
         self._pool = pool
         return pool
 
-    async def made_anew(self, engine: RemoteEngine, worker: str) -> None:
-        """See `MadeAnew`. Raises EngineError."""
-        if self._pool is not None and self._pool.made_anew is not None:
-            await self._pool.made_anew(engine, worker)
+    async def came(self, engine: RemoteEngine, worker: str) -> None:
+        """See `Came`. Raises EngineError."""
+        if self._pool is not None and self._pool.came is not None:
+            await self._pool.came(engine, worker)
 
 
 class _Hires:
@@ -266,6 +266,6 @@ class _Revive:
             await workers.restart(rank)
         except (WorkerError, WorkerLost) as error:
             raise EngineError(str(error)) from error
-        await self._asked.made_anew(engine, workers.handles[rank].worker)
+        await self._asked.came(engine, workers.handles[rank].worker)
         await started(engine, receiver, attached=self._attached)
         return engine

@@ -9,7 +9,7 @@ from headrace.config import ConfigError, TrainConfig
 from headrace.config.values.hosts import is_loopback
 from headrace.controller.building.processors import silence_of
 from headrace.controller.building.relay_users import RelaySupply, RelayUsers
-from headrace.engines.pool import EnginePool, Hires, MadeAnew
+from headrace.engines.pool import Came, EnginePool, Hires
 from headrace.engines.protocol import Engine
 from headrace.engines.remote import RemoteEngine
 from headrace.roles.columns.frozen import AskedModel
@@ -63,7 +63,7 @@ async def weight_relays(
         await relays.take_in(rank, [user])
     supply = RelaySupply(users, relays, workers, spec, runtime.clock, trainer.sees)
     trainer.goes_on(relays, supply.look_again)
-    engines.made_anew = _supplying(supply)
+    engines.came = _supplying(supply)
     if engines.hires is not None:
         engines.hires = HiresWithRelay(engines, engines.hires, supply)
     return relays
@@ -91,28 +91,25 @@ def _where(config: TrainConfig, users: RelayUsers) -> Placement:
     )
 
 
-def _supplying(supply: RelaySupply) -> MadeAnew:
-    async def made_anew(engine: Engine, worker: str) -> None:
+def _supplying(supply: RelaySupply) -> Came:
+    async def came(engine: Engine, worker: str) -> None:
         if isinstance(engine, RemoteEngine):
             await supply.supply(worker, await engine.sees())
 
-    return made_anew
+    return came
 
 
 class HiresWithRelay:
-    """`Hires`: an engine that comes, and needs a relay, has one, which leaves with it."""
+    """`Hires`: an engine that leaves takes its relay with it."""
 
     def __init__(self, pool: EnginePool, hires: Hires, supply: RelaySupply) -> None:
         self._pool = pool
         self._hires = hires
         self._supply = supply
-        self._came = _supplying(supply)
 
     async def hire(self) -> tuple[Engine, Handle]:
         """See `Hires.hire`."""
-        engine, handle = await self._hires.hire()
-        await self._came(engine, handle.worker)
-        return engine, handle
+        return await self._hires.hire()
 
     async def release(self, index: int) -> None:
         """See `Hires.release`."""
