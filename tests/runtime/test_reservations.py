@@ -13,6 +13,7 @@ import pytest
 from ray_nodes import below, lose, node
 from runtime_worker_kinds import Probe, Spec
 
+from headrace.runtime.asked_of_nodes import AskedOfNodes
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.node_check import Needs
 from headrace.runtime.placing import Bundle, Claim, Team, Teams
@@ -39,9 +40,7 @@ def run(main: Main, teams: Teams, room_s: float = 2.0) -> None:
         cluster = RayCluster(
             "a test",
             packages=["runtime_worker_kinds"],
-            teams=teams,
-            room_s=room_s,
-            needs=lambda memory: {"probe": Needs()},
+            asked=AskedOfNodes(teams, lambda memory: {"probe": Needs()}, room_s=room_s),
         )
         runtime = InlineRuntime(apart=cluster, copying=False)
         try:

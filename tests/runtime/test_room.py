@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace.cli.main import main
+from headrace.runtime.asked_of_nodes import AskedOfNodes
 from headrace.runtime.node_check import Asked, NodeUnfit, look
 from headrace.runtime.placing import Bundle, Claim, Node, NoRoom, Team, Teams, kind_of
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
@@ -234,7 +235,7 @@ def test_a_node_that_goes_while_it_is_chosen_is_unfit(
     cluster = Cluster({"a": "A"})
     reservations = reserved(cluster, team(["engine/0"]))
     (tmp_path / "memory").write_text("m")
-    inspection = scouts.Inspection({}, ("trainer",), tmp_path / "memory")
+    inspection = scouts.Inspection(AskedOfNodes(together=("trainer",)), tmp_path / "memory")
     monkeypatch.setattr(reservations, "_require", inspection.require)
     monkeypatch.setattr(
         scouts, "seen", lambda paths, names: {node: replace(look(Asked()), loopback="C") for node in paths}
@@ -261,7 +262,7 @@ def test_nodes_are_looked_at_for_those_that_are_to_be_there_now(
         scouts, "seen", lambda paths, names: {node: replace(look(Asked()), loopback=node) for node in paths}
     )
     monkeypatch.setattr(scouts, "nodes", SimpleNamespace(here=lambda: "own", living=lambda: living))
-    inspection = scouts.Inspection({}, ("trainer", "critic"), tmp_path / "memory")
+    inspection = scouts.Inspection(AskedOfNodes(together=("trainer", "critic")), tmp_path / "memory")
     assert inspection.require({"a": ["trainer/0", "trainer/1"], "b": ["critic/0"]}) == {"a": "a", "b": "b"}
     assert inspection.require({"c": ["trainer/0"], "b": ["engine/0"]}) == {"c": "c", "b": "b"}  # trainer/1 is lost, too
     with pytest.raises(NodeUnfit, match="trainer/0, trainer/1 are on several machines"):
@@ -281,7 +282,7 @@ def test_those_who_take_weights_stay_where_the_trainer_is_unless_weights_may_lea
     monkeypatch.setattr(scouts, "nodes", SimpleNamespace(here=lambda: "own", living=lambda: living))
 
     def inspection(*meet: str) -> scouts.Inspection:
-        return scouts.Inspection({}, (), tmp_path / "memory", meet=meet)
+        return scouts.Inspection(AskedOfNodes(meet=meet), tmp_path / "memory")
 
     met = inspection("trainer", "engine")
     met.require({"a1": ["trainer/0"], "a2": ["engine/0"], "b": ["rollout/0"]})

@@ -6,17 +6,16 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.controller.building.processors import process_count
 from headrace.controller.building.ray_head import RayHead
 from headrace.controller.building.threads import available_threads
-from headrace.controller.planning.node_needs import meeting_of, needs_by_kind, together_of
-from headrace.controller.planning.placement import run_teams
+from headrace.controller.planning.node_needs import asked_of_nodes
 from headrace.runtime.apart import Apart
+from headrace.runtime.asked_of_nodes import AskedOfNodes
 from headrace.runtime.node_check import SharedNeeds
-from headrace.runtime.placing import Teams
 from headrace.runtime.process.processes import Processes
 
 
@@ -37,7 +36,7 @@ def workers_apart(
         return None
     logs = None if folder is None else folder / "logs"
     if config.runtime.kind == "ray":
-        return _cluster(config, folder, logs, run_teams(config, rollouts), shared)
+        return _cluster(config, folder, logs, rollouts, shared)
     return Processes(str(folder or ""), logs=logs)
 
 
@@ -46,11 +45,11 @@ def in_ray(
     logs: Path | None,
     address: str | None,
     threads: int | None,
+    asked: AskedOfNodes,
     devices: Mapping[str, int] = MappingProxyType({}),
-    **more: Any,
 ) -> WorkersApart:
     """The cluster at `address`; without one, one that is started here, with so many `threads` and logical `devices`.
-    `run`, `more`: see `RayCluster`. Raises ConfigError where Ray is not installed."""
+    `run`, `asked`: see `RayCluster`. Raises ConfigError where Ray is not installed."""
     from headrace.runtime.ray.environment import prepare
 
     prepare(address)
@@ -59,24 +58,19 @@ def in_ray(
     except ImportError as error:
         raise ConfigError(f"runtime.kind is ray: pip install 'headrace[cluster]' ({error})") from error
     head = RayHead(available_threads(threads), _log(logs), devices) if address is None else None
-    return RayCluster(run, address=address, head=head, logs=logs, **more)
+    return RayCluster(run, address=address, head=head, logs=logs, asked=asked)
 
 
 def _cluster(
-    config: TrainConfig, folder: Path | None, logs: Path | None, teams: Teams, shared: SharedNeeds | None
+    config: TrainConfig, folder: Path | None, logs: Path | None, rollouts: int, shared: SharedNeeds | None
 ) -> WorkersApart:
     return in_ray(
         str(folder or ""),
         logs,
         config.runtime.address,
         config.runtime.threads,
+        asked_of_nodes(config, rollouts, shared, lambda: None if folder is None else marked(folder)),
         {config.cluster.device: config.cluster.local_devices} if config.cluster.local_devices else {},
-        teams=teams,
-        room_s=config.cluster.room_deadline_s,
-        needs=lambda memory: needs_by_kind(config, None if folder is None else marked(folder), memory),
-        together=together_of(config),
-        meet=meeting_of(config),
-        shared=shared,
     )
 
 

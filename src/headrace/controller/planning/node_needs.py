@@ -1,8 +1,8 @@
-"""What the nodes of a cluster have to see, by the kind of worker that is on them."""
+"""What a run asks of the nodes of a cluster: above all what they have to see, by the kind of worker that is on them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from headrace.config import TrainConfig
@@ -14,7 +14,9 @@ from headrace.config.values.name_or_function import is_own
 from headrace.config.values.paths import path_of
 from headrace.controller.planning.function_files import files_of, modules_of
 from headrace.controller.planning.given_inputs import texts_of
-from headrace.runtime.node_check import NeededFile, NeededModule, Needs
+from headrace.controller.planning.placement import run_teams
+from headrace.runtime.asked_of_nodes import AskedOfNodes
+from headrace.runtime.node_check import NeededFile, NeededModule, Needs, SharedNeeds
 
 _CALL = ("rollout", "functions", "trainer", "critic")
 """Whose workers call functions of the user's."""
@@ -33,6 +35,21 @@ _IMPORTABLE = (
     "PYTHONPATH, or name its file: path.py:name"
 )
 _SHARED = "put it on a file system that all nodes share, or copy it to the same path there"
+
+
+def asked_of_nodes(
+    config: TrainConfig, rollouts: int, shared: SharedNeeds | None, marker: Callable[[], Path | None]
+) -> AskedOfNodes:
+    """By a run. `rollouts`: workers that play. `shared`: see `Plan.shared`. `marker`: a file of the run's folder, of
+    this run alone, if there is a folder. Raises ConfigError."""
+    return AskedOfNodes(
+        run_teams(config, rollouts),
+        needs=lambda memory: needs_by_kind(config, marker(), memory),
+        together=together_of(config),
+        meet=meeting_of(config),
+        shared=shared,
+        room_s=config.cluster.room_deadline_s,
+    )
 
 
 def needs_by_kind(config: TrainConfig, folder: Path | None, memory: Path | None) -> Mapping[str, Needs]:

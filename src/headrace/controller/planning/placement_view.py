@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.cluster import Role
 from headrace.controller.building.threads import available_threads
-from headrace.controller.planning.node_needs import meeting_of, needs_by_kind, together_of
-from headrace.controller.planning.placement import run_teams, worker_counts
+from headrace.controller.planning.node_needs import asked_of_nodes
+from headrace.controller.planning.placement import worker_counts
+from headrace.runtime.asked_of_nodes import AskedOfNodes
 from headrace.runtime.node_check import IN_STORES, SharedNeeds
-from headrace.runtime.placing import Node, NoRoom, Placed, Teams, placed
+from headrace.runtime.placing import Node, NoRoom, Placed, placed
 from headrace.runtime.process.site import Site
 
 _HERE = "here"
@@ -21,7 +22,8 @@ def drawn(config: TrainConfig, rollouts: int, shared: SharedNeeds | None = None)
     """Lines. `rollouts`: workers that play. `shared`: see `Plan.shared`. A cluster that is to be joined is joined for a
     moment, and its nodes are looked at. Raises ConfigError where a run's own has no room; ClusterError for one that is
     joined, and ClusterRefusal where that has none."""
-    teams = run_teams(config, rollouts)
+    asked = asked_of_nodes(config, rollouts, shared, lambda: None)
+    teams = asked.teams
     if config.runtime.address is None:
         nodes: Sequence[Node] = [_own(config)]
         try:
@@ -30,7 +32,7 @@ def drawn(config: TrainConfig, rollouts: int, shared: SharedNeeds | None = None)
             raise ConfigError(str(none)) from none
         is_near = True
     else:
-        nodes, found, is_near = _looked_at(config, config.runtime.address, teams, shared)
+        nodes, found, is_near = _looked_at(config.runtime.address, asked)
     lines = _lines(nodes, found, teams.device, worker_counts(config, rollouts))
     return lines if is_near else [*lines, f"  {IN_STORES}"]
 
@@ -46,9 +48,7 @@ def _own(config: TrainConfig) -> Node:
     return Node(_HERE, "this machine", float(available_threads(config.runtime.threads)), (1.0,) * devices, here=True)
 
 
-def _looked_at(
-    config: TrainConfig, address: str, teams: Teams, shared: SharedNeeds | None
-) -> tuple[Sequence[Node], Sequence[Placed], bool]:
+def _looked_at(address: str, asked: AskedOfNodes) -> tuple[Sequence[Node], Sequence[Placed], bool]:
     """And whether all of the nodes see the memory of this machine."""
     from headrace.runtime.ray.environment import prepare
 
@@ -62,9 +62,8 @@ def _looked_at(
     try:
         marker = site.folder / "marker"
         marker.write_text(secrets.token_hex(16))
-        needs, meet = needs_by_kind(config, None, marker), meeting_of(config)
-        inspection = Inspection(needs, together_of(config), marker, meet=meet, shared=shared)
-        return *looked_at(address, teams, inspection), inspection.all_near
+        inspection = Inspection(asked, marker)
+        return *looked_at(address, asked.teams, inspection), inspection.all_near
     finally:
         site.close()
 

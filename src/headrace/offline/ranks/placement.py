@@ -14,6 +14,7 @@ from headrace.controller.planning.node_needs import functions_of, models_of, run
 from headrace.controller.planning.placement import claims_for
 from headrace.offline.ranks.rank import OfflineRank
 from headrace.offline.trained.of_config import OfflineConfig
+from headrace.runtime.asked_of_nodes import AskedOfNodes
 from headrace.runtime.node_check import Needs
 from headrace.runtime.placing import Bundle, Team, Teams
 
@@ -34,10 +35,12 @@ def in_cluster(config: OfflineConfig, folder: Path, logs: Path) -> WorkersApart:
         logs,
         config.runtime.address,
         config.runtime.threads,
-        teams=rank_teams(config),
-        needs=lambda memory: {_KIND: rank_needs(config, marked(folder))},
-        together=(_KIND,) if is_loopback(config.runtime.host) else (),
-        host_key=_HOST_KEY,
+        AskedOfNodes(
+            rank_teams(config),
+            needs=lambda memory: {_KIND: rank_needs(config, marked(folder))},
+            together=(_KIND,) if is_loopback(config.runtime.host) else (),
+            host_key=_HOST_KEY,
+        ),
     )
 
 

@@ -13,13 +13,14 @@ from typing import Any, NoReturn, Protocol
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from headrace.runtime.asked_of_nodes import AskedOfNodes
 from headrace.runtime.event_loop import on_own_thread
 from headrace.runtime.ground import ColumnsLost, GroundLost
 from headrace.runtime.local.local_refs import Keepers
 from headrace.runtime.local.member_apart import MemberApart
 from headrace.runtime.local.service import Service
 from headrace.runtime.local.worker_group import Member
-from headrace.runtime.node_check import IN_STORES, Needs, NodeUnfit, SharedNeeds
+from headrace.runtime.node_check import IN_STORES, NodeUnfit
 from headrace.runtime.placing import NoRoom, Teams
 from headrace.runtime.process.boot import PACKAGE, path_of
 from headrace.runtime.process.origin import Origin
@@ -32,7 +33,7 @@ from headrace.runtime.ray.near_process import NearProcess
 from headrace.runtime.ray.nodes import here
 from headrace.runtime.ray.refs import ActorRefs
 from headrace.runtime.ray.reservations import ROOM_LANE, Options, Reservations
-from headrace.runtime.ray.scouts import HOST_KEY, Inspection
+from headrace.runtime.ray.scouts import Inspection
 from headrace.runtime.ray.shelf import SHELF, Shelf
 from headrace.runtime.ray.shelf_watch import ShelfWatch
 from headrace.runtime.refs import Ref, Refs
@@ -75,20 +76,12 @@ class RayCluster:
         logs: Path | None = None,
         packages: Sequence[str] = (PACKAGE,),
         near: bool = True,
-        teams: Teams | None = None,
-        room_s: float = 300.0,
-        needs: Callable[[Path], Mapping[str, Needs]] = lambda memory: {},
-        together: Collection[str] = (),
-        meet: Sequence[str] = (),
-        shared: SharedNeeds | None = None,
-        host_key: str = HOST_KEY,
+        asked: AskedOfNodes | None = None,
     ) -> None:
         """`run` names the run, as its folder does. `address`: of a cluster; unless given, `head` starts one here. A
         process that is in one already stays in it, whose address is then the only one that may be given. `logs`: a
         folder; what `rollout/0` prints is in rollout-0.log there, where a node sees it. `near`: whether workers are
-        spoken to as on this machine, if they are. `teams`: what workers ask for. `room_s`: how long one waits for room.
-        `needs`: given a file in this machine's memory, what the nodes of workers have to have, by their kind.
-        `together`, `meet`, `shared`, `host_key`: see `Inspection`."""
+        spoken to as on this machine, if they are."""
         self.keeps_all = not near
         self._address = address
         self._head = head
@@ -105,16 +98,10 @@ class RayCluster:
         self._is_open = False
         self._ended = asyncio.Event()
         """Of the cluster."""
-        self._teams = teams or Teams()
-        self._room_s = room_s
-        self._needs = needs
-        self._together = together
-        self._meet = meet
-        self._shared = shared
-        self._host_key = host_key
+        self._asked = asked or AskedOfNodes()
         self._beside: dict[str, Callable[[], str]] = {}
         """By worker, the one that it is beside."""
-        self._reservations = Reservations(Teams(), room_s, lambda workers: {})
+        self._reservations = Reservations(Teams(), self._asked.room_s, lambda workers: {})
         self._lines = Processes(run, logs=logs, packages=packages, begin=self._begin)
         """To those that are near; and the run's folder in memory."""
 
@@ -251,19 +238,13 @@ class RayCluster:
 
     def _reserve(self) -> None:
         """What its workers ask for; and whether all of their nodes see this machine's memory."""
-        if not self._teams.teams:
+        asked = self._asked
+        if not asked.teams.teams:
             return
         marker = self.make_folder("here") / "marker"
         marker.write_text(secrets.token_hex(16))
-        inspection = Inspection(
-            self._needs(marker),
-            self._together,
-            marker,
-            meet=self._meet,
-            shared=self._shared,
-            host_key=self._host_key,
-        )
-        self._reservations = Reservations(self._teams, self._room_s, inspection.require, self._together)
+        inspection = Inspection(asked, marker)
+        self._reservations = Reservations(asked.teams, asked.room_s, inspection.require, asked.together)
         try:
             self._reservations.begin()
         except (NoRoom, NodeUnfit) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from headrace.runtime.asked_of_nodes import AskedOfNodes
 from headrace.runtime.machine import loopback_here
 from headrace.runtime.module_search import search_paths
 from headrace.runtime.node_check import (
@@ -18,7 +19,6 @@ from headrace.runtime.node_check import (
     Needs,
     NodeReport,
     NodeUnfit,
-    SharedNeeds,
     look,
     require,
     require_met,
@@ -29,8 +29,6 @@ from headrace.runtime.node_check import (
 from headrace.runtime.placing import kind_of
 from headrace.runtime.ray import nodes
 
-HOST_KEY = "weights.host"
-"""Of `headrace train`."""
 _LOOK_S = 120.0
 """A node's first process may come from a slow disk."""
 
@@ -48,22 +46,14 @@ class Inspection:
 
     def __init__(
         self,
-        needs: Mapping[str, Needs],
-        together: Collection[str],
+        asked: AskedOfNodes,
         memory: Path,
-        *,
-        meet: Sequence[str] = (),
-        shared: SharedNeeds | None = None,
-        host_key: str = HOST_KEY,
     ) -> None:
-        """`needs`: by kind of worker. `together`: kinds whose workers are to be on one machine. `memory`: a file in the
-        memory of the controller's machine, of this run alone. `meet`: kinds whose workers meet on the loopback of the
-        machine where the first kind is, or the controller, if that has no place. `shared`: looked at once.
-        `host_key`: of the config, that says where workers that are to be together meet otherwise."""
-        self._host_key = host_key
-        self._shared = shared
-        self._needs = needs
-        self._meet = tuple(meet)
+        """`memory`: a file in the memory of the controller's machine, of this run alone."""
+        self._host_key = asked.host_key
+        self._shared = asked.shared
+        self._needs = asked.needs(memory)
+        self._meet = asked.meet
         self._home: str | None = None
         self._memory = NeededFile.of(
             memory, "the memory of the machine where the command is", "place workers of a run on nodes of one machine"
@@ -71,7 +61,7 @@ class Inspection:
         self._near = False
         self.all_near = True
         """Whether all nodes that were looked at have that memory."""
-        self.together = tuple(together)
+        self.together = asked.together
         self._done: set[tuple[str, str]] = set()
         self._machines: dict[str, str] = {}
         """By node."""
