@@ -1,4 +1,5 @@
-"""The flow of groups: the one place where schedule, ledger, journal and table change together.
+"""The flow of groups: the one place where schedule, ledger, journal and table change together; how they go back to a
+commit is in `rewind.py`.
 
 Roles call it with what happened; it keeps the order of writes of the design's section 5: the journal has a group before
 it comes here, then ledger, then table. Whoever waits for a change waits on `changed`.
@@ -9,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from headrace.experience.columns import FinishedGroup, put_samples, rewarded
+from headrace.experience.columns import FinishedGroup, rewarded
 from headrace.experience.drops import EXHAUSTED, HANDED_BACK, OVERDUE, SURPLUS, Drops
 from headrace.experience.finished_groups import FinishedGroups
-from headrace.experience.header import GroupHeader, header_of
+from headrace.experience.header import GroupHeader
 from headrace.experience.issued_groups import IssuedGroups
 from headrace.experience.prompts.dataset import Prompt, PromptSource
 from headrace.experience.prompts.pass_rates import PassRates
 from headrace.experience.records.codec import CodecError, decode_group
 from headrace.experience.records.recorded import RecordedSource
+from headrace.experience.rewind import Rewind
 from headrace.experience.sample import Group, GroupKey
 from headrace.experience.schedule import Bound, Placement, Schedule
 from headrace.experience.table import ExperienceTable
@@ -79,6 +81,7 @@ class Flow:
         self._overdue: dict[GroupKey, None] = {}
         self._finished = FinishedGroups(table, reward_column=reward_column, column_bytes=column_bytes)
         """Those that are ready or in the batch."""
+        self._rewind = Rewind(schedule, table, source, store, self._issued, self._finished, pass_rates)
         self._batch_rows = 0
         self._first_open = -1
         """The first batch that a live group may still enter, when it was last asked who is overdue."""
@@ -300,34 +303,10 @@ class Flow:
     def restore(self, batch: int, ready: Iterable[AttemptRow], running: Iterable[AttemptRow]) -> None:
         """Continue from a commit: finished groups come from the journal, in the order in which they once finished;
         unfinished ones are issued again, first those of which tokens were kept."""
-        finished = []
-        for row in ready:
-            if row.offset is None:
-                raise ValueError(f"group {row.key} is ready but has no place in the journal")
-            finished.append((row.offset, row))
-        finished.sort(key=lambda pair: pair[0])
-        self._schedule.restore(batch, [(GroupKey(*row.key), row.deadline) for _, row in finished])
-        for offset, row in finished:
-            group = decode_group(self._store.journal.read(offset))
-            header = header_of(group)
-            rate = self._pass_rates.of(header) if self._pass_rates is not None and row.pass_rate is None else None
-            if rate is not None:
-                # Where nothing runs ahead it is of the batch that was composed when the crash came.
-                self._store.ledger.score(row.key, pass_rate=rate, composing=row.start_version)
-            self._table.reserve(group.key, beyond_capacity=True)
-            self._finished.put(FinishedGroup(header, put_samples(self._refs, group)), offset)
+        self._rewind.restore(batch, ready)
         self.changed.notify()
         self._learn()
-        running = list(running)
-        self._store.partials.keep({row.key for row in running})
-        begun = {GroupKey(*row.key): row.start_version for row in running if self._store.partials.has(row.key)}
-        self._issued.again_from_tokens(begun)
-        self._issued.again(key for row in running if (key := GroupKey(*row.key)) not in begun)
-        for row in self._store.ledger.attempts("dropped"):
-            key = GroupKey(*row.key)
-            handed_back = (row.reason or "").startswith(HANDED_BACK)
-            if handed_back and self._store.ledger.latest_attempt(key.epoch, key.position) == key.attempt:
-                self._source.returned(key)
+        self._rewind.play_again(running)
 
     def go_back(self, commit: Commit, trained: Mapping[GroupKey, FinishedGroup]) -> Restored:
         """Compose the commit's batch again, while groups run. Nobody who leases rows may be at work; leases are ended.
@@ -340,35 +319,7 @@ class Flow:
         `left`, as the schedule says. Schedule, ledger and table go back together: where this raises, the run must end,
         and can be resumed.
         """
-        ledger, schedule = self._store.ledger, self._schedule
-        since = {GroupKey(*row.key): row for row in ledger.trained_since(commit.number)}
-        lost = [key for key in since if key not in trained]
-        with self._store.checkpoints.fork(commit) as restored:
-            for key in lost:
-                ledger.lose(key)
-            again = [key for key in since if key in trained]
-            taken = schedule.taken
-            went = schedule.go_back(commit.number, [(key, since[key].deadline) for key in again], ended=self._finished)
-            for key, deadline in went.due_earlier.items():
-                ledger.due(key, deadline=deadline)
-            for key in went.ended:
-                ledger.withdraw(key)
-        self._table.end_leases()
-        for key in went.ended:
-            self._table.remove(key)
-        self._issued.leave(went.ended)
-        self._finished.reopen()
-        for key in again:
-            offset = since[key].offset
-            assert offset is not None
-            self._table.remove(key)  # a stage that nobody waits for may not have been done with it
-            self._table.reserve(key, beyond_capacity=True)
-            self._finished.put(trained[key], offset, is_kept=True)
-        for key in (*again, *taken):
-            schedule.ready(key)
-        self._issued.again(lost)
-        if lost or went.ended:
-            schedule.dataset_refilled()
+        restored = self._rewind.go_back(commit, trained)
         self._begin_again()
         return restored
 
