@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.algorithms.estimate import AdvantageEstimator
@@ -16,6 +16,7 @@ from headrace.controller.building.models import Models
 from headrace.controller.building.reward_pools import RewardPools
 from headrace.controller.building.rollout_workers import RolloutHands
 from headrace.controller.building.stages import own_stages, scorers
+from headrace.controller.building.step_ends import recorded_step, refreshing
 from headrace.controller.checkpointer import Checkpointer
 from headrace.controller.divergence import Divergence
 from headrace.controller.planning.plan import Plan
@@ -30,7 +31,6 @@ from headrace.roles.actors.actor import ActorRole
 from headrace.roles.actors.batch_stats import BatchStats, FreshRule, StalenessRule
 from headrace.roles.actors.critic import CriticRole
 from headrace.roles.actors.gap_sample import GapSampler, due_after
-from headrace.roles.actors.trained_step import TrainedStep
 from headrace.roles.actors.whole_batch import WholeBatches
 from headrace.roles.columns.advantages import AdvantageColumns
 from headrace.roles.columns.filling import ColumnRole
@@ -56,7 +56,6 @@ from headrace.runtime.signal import Signal
 from headrace.runtime.workers import Workers
 from headrace.store import RunStore
 from headrace.training.epochs import Epochs
-from headrace.training.group import TrainerGroup
 from headrace.training.objective import policy_columns, prepare_batch
 from headrace.training.protocol import StepReport
 from headrace.weights.version import Lineage, Version
@@ -212,7 +211,7 @@ def connect(
             holds=lambda: turns is not None and turns.holds_rows,
         )
 
-    refresh = _refresh(plan, models, lineage)
+    refresh = refreshing(plan, models, lineage)
 
     async def trained(batch: int, reports: Sequence[StepReport], stats: BatchStats) -> None:
         measured = [report.stats["reference_kl"] for report in reports if "reference_kl" in report.stats]
@@ -303,7 +302,7 @@ def connect(
             gap_rows=gap.rows if gap is not None else lambda batch: (),
             coefficient=lambda: kl.value if algorithm.kl.place == "loss" and algorithm.kl.moves else None,
             trained=trained,
-            after_step=_after_step(
+            after_step=recorded_step(
                 recorder,
                 record,
                 Divergence(masks_truncated=rule.masks_truncated),
@@ -360,54 +359,6 @@ def _turns(plan: Plan, context: RoleContext, models: Models) -> Turns | None:
         return None
     rule = LendingRule(len(pool.own), len(pool.lent))
     return Lending(context, pool, models.groups, rule, groups=rollout.prompts_per_batch + rollout.surplus)
-
-
-def _after_step(
-    recorder: Recorder,
-    rollouts: RolloutRecord,
-    divergence: Divergence,
-    checkpointer: Checkpointer,
-    best: BestCheckpoint | None,
-    lineage: Lineage,
-    groups: Sequence[TrainerGroup],
-    turns: Turns,
-) -> Callable[[TrainedStep], Awaitable[None]]:
-    """`groups`: those that train, which are settled once all of the step is recorded."""
-    recorded: TrainedStep | None = None
-
-    async def after_step(step: TrainedStep) -> None:
-        nonlocal recorded
-        if step is not recorded:  # a trainer that was lost behind that is healed, and the step seen through
-            await rollouts.trained(step)  # before the batch's entry: who reads that finds its samples
-            recorder.batch(step)
-            recorded = step
-            divergence.look_at(step)
-        await checkpointer.after(Version(lineage.branch, step.batch + 1))
-        for group in groups:
-            group.settled()
-        await turns.generate()  # before anybody waits for an evaluation
-        if best is not None:
-            await best.begun(step.batch + 1)
-
-    return after_step
-
-
-def _refresh(plan: Plan, models: Models, lineage: Lineage) -> Callable[[int], Awaitable[None]]:
-    """Called with the number of each version before a row of its batch can be scored: makes every n-th the
-    reference."""
-    every = plan.config.reference.refresh_every
-    own = models.reference
-
-    async def refresh(number: int) -> None:
-        if models.refreshed is None or every is None or number % every:
-            return
-        if own is None:
-            await models.trainer.keep_reference()
-        else:  # nobody else is to receive this version yet
-            await own.take([await models.trainer.show_aside(Version(lineage.branch, number))])
-            await models.trainer.end_aside()
-
-    return refresh
 
 
 def evaluated(store: RunStore) -> dict[str, int]:

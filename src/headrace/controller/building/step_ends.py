@@ -1,0 +1,66 @@
+"""What a run does at the end of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from headrace.controller.best import BestCheckpoint
+from headrace.controller.building.models import Models
+from headrace.controller.checkpointer import Checkpointer
+from headrace.controller.divergence import Divergence
+from headrace.controller.planning.plan import Plan
+from headrace.controller.recorder import Recorder
+from headrace.roles.actors.trained_step import TrainedStep
+from headrace.roles.rollout_record import RolloutRecord
+from headrace.roles.turns import Turns
+from headrace.training.group import TrainerGroup
+from headrace.weights.version import Lineage, Version
+
+
+def recorded_step(
+    recorder: Recorder,
+    rollouts: RolloutRecord,
+    divergence: Divergence,
+    checkpointer: Checkpointer,
+    best: BestCheckpoint | None,
+    lineage: Lineage,
+    groups: Sequence[TrainerGroup],
+    turns: Turns,
+) -> Callable[[TrainedStep], Awaitable[None]]:
+    """Called once a step is made: it is recorded, a checkpoint begins where one is due, and whoever generates has the
+    devices. `groups`: those that train, which are settled once all of the step is recorded."""
+    recorded: TrainedStep | None = None
+
+    async def after_step(step: TrainedStep) -> None:
+        nonlocal recorded
+        if step is not recorded:  # a trainer that was lost behind that is healed, and the step seen through
+            await rollouts.trained(step)  # before the batch's entry: who reads that finds its samples
+            recorder.batch(step)
+            recorded = step
+            divergence.look_at(step)
+        await checkpointer.after(Version(lineage.branch, step.batch + 1))
+        for group in groups:
+            group.settled()
+        await turns.generate()  # before anybody waits for an evaluation
+        if best is not None:
+            await best.begun(step.batch + 1)
+
+    return after_step
+
+
+def refreshing(plan: Plan, models: Models, lineage: Lineage) -> Callable[[int], Awaitable[None]]:
+    """Called with the number of each version before a row of its batch can be scored: makes every n-th the
+    reference."""
+    every = plan.config.reference.refresh_every
+    own = models.reference
+
+    async def refresh(number: int) -> None:
+        if models.refreshed is None or every is None or number % every:
+            return
+        if own is None:
+            await models.trainer.keep_reference()
+        else:  # nobody else is to receive this version yet
+            await own.take([await models.trainer.show_aside(Version(lineage.branch, number))])
+            await models.trainer.end_aside()
+
+    return refresh
