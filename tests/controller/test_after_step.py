@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from headrace.controller.building.wiring import _after_step
+from headrace.controller.building.step_ends import recorded_step
 
 
 def test_a_batch_is_settled_once_it_is_recorded_and_before_anybody_waits() -> None:
@@ -23,7 +23,7 @@ def test_a_batch_is_settled_once_it_is_recorded_and_before_anybody_waits() -> No
         return wait
 
     of: Any = SimpleNamespace
-    after_step = _after_step(
+    after_step = recorded_step(
         of(batch=says("recorded")),
         of(trained=waits("samples")),
         of(look_at=says("looked at")),

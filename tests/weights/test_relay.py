@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import Store
 
 from headrace.weights.gloo import gloo_group
 from headrace.weights.plane import WeightError
@@ -90,6 +91,10 @@ class Pair:
         return tuple(answers)
 
 
+def by_gloo(store: Store, rank: int, size: int, seconds: float) -> Any:
+    return gloo_group(store, rank, size, HOST, seconds)
+
+
 @pytest.fixture(params=["gloo", "nccl's"])
 def pair(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pair:
     """By gloo, or by what speaks NCCL, with a group of gloo's in its place, and the processor for a device."""
@@ -97,7 +102,7 @@ def pair(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
         devices: tuple[str, ...] = ()
     else:
         devices = ("cpu", "cpu")
-        monkeypatch.setattr(nccl_wire, "_nccl_group", gloo_group)
+        monkeypatch.setattr(nccl_wire, "_nccl_group", by_gloo)
     pair = Pair(tmp_path, devices)
     pair.publish(1)
     pair.meet()
@@ -226,7 +231,7 @@ def test_where_nccl_does_not_work_the_group_says_so(tmp_path: Path, devices: tup
 def test_what_nobody_takes_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(nccl_wire, "_nccl_group", gloo_group)
+    monkeypatch.setattr(nccl_wire, "_nccl_group", by_gloo)
     pair = Pair(tmp_path, devices, still_s=0.3)
     pair.publish(1)
     assert pair.meet() == (None, None)
