@@ -14,7 +14,7 @@ from headrace.controller.building.relay_users import RelaySupply, RelayUsers
 from headrace.roles.workers.relay import RelaySpec
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.signal import Signal
-from headrace.runtime.workers import Handle, WorkerLost
+from headrace.runtime.workers import Handle, WorkerError, WorkerLost
 from headrace.weights.plane import Manifest, WeightOffer
 from headrace.weights.relay.journey import Found, Journey, Plane, Sent
 from headrace.weights.relay.receiver import OverRelays
@@ -68,9 +68,11 @@ class Scripted:
         raise AssertionError(f"nobody is silent: {rank}, {reason}")
 
 
-async def made(workers: Scripted) -> tuple[Relays, list[tuple[str, dict[str, Any]]]]:
+async def made(
+    workers: Scripted, device_of: Callable[[int], str] | None = None
+) -> tuple[Relays, list[tuple[str, dict[str, Any]]]]:
     """With one receiver; pauses are over as soon as `forward` is called."""
-    relays = Relays(workers, InlineRuntime().clock, 60.0, deltas=False)  # type: ignore[arg-type]
+    relays = Relays(workers, InlineRuntime().clock, 60.0, deltas=False, device_of=device_of)  # type: ignore[arg-type]
     events: list[tuple[str, dict[str, Any]]] = []
     relays.tell_to(lambda kind, data: events.append((kind, data)))
     await relays.take_in(SOURCE)
@@ -181,6 +183,44 @@ def test_what_a_journey_says_of_a_relay_made_anew_meanwhile_is_of_the_one_before
             await relays.mend()
         assert relays.offer_at(1).version == Version(0, 2)
         assert workers.asked.count(("take", 1)) == 3, "the new life is sent it again"
+
+    asyncio.run(run())
+
+
+def test_what_is_not_nccls_fault_does_not_have_it_given_up() -> None:
+    """A source that dies as a group comes together, a port that it cannot have, and a damaged version."""
+
+    async def run() -> None:
+        workers = Scripted()
+        for rank in range(2):
+            workers.on["plane", rank] = partial(
+                _soon, Plane("shm", f"/{rank}", "127.0.0.1", devices=("GPU-0", "GPU-1"))
+            )
+        relays, events = await made(workers, lambda rank: f"GPU-{rank}")
+
+        async def dies() -> None:
+            workers.lost = {SOURCE: "killed"}
+            raise WorkerLost(SOURCE, "killed", worker="relay/0")
+
+        async def fails(type: str) -> None:
+            raise WorkerError(SOURCE, type, "no", worker="relay")
+
+        faulty: tuple[dict[tuple[str, int], Callable[[], Any]], ...] = (
+            {("join", SOURCE): dies, ("join", 1): partial(fails, "NcclError")},
+            {("listen", SOURCE): partial(fails, "WeightError")},
+            {("send", SOURCE): partial(fails, "WeightError"), ("take", 1): partial(fails, "PeerError")},
+        )
+        for script in faulty:
+            usual, workers.on = workers.on, workers.on | script
+            for _ in range(2):
+                forward(relays)
+                await relays.carry("/first")
+            workers.on = usual
+        assert {kind for kind, _ in events} == {"relay_left_out"}
+        assert {told["relay"] for _, told in events} == {SOURCE}
+        forward(relays)
+        await relays.carry("/first")
+        assert events[-1][1]["transport"] == "collective (nccl)"
 
     asyncio.run(run())
 

@@ -35,16 +35,18 @@ class NcclFault(RuntimeError):
 class NcclWire:
     def __init__(self, store: Store, rank: int, size: int, host: str, seconds: float, device: torch.device) -> None:
         """Once all are there. `device`: of this process alone. The others as `gloo_group` has them. Raises
-        RuntimeError, OSError, NcclFault."""
+        RuntimeError or OSError where they do not come together, and NcclFault."""
         self._device = device
         self._group: Any = None
         self._short = GlooWire(PrefixStore("short", store), rank, size, host, seconds)
         try:
             self._group = _nccl_group(PrefixStore("long", store), rank, size, host, seconds)
             self._meet(size, seconds)
-        except (ImportError, RuntimeError, ValueError) as error:  # the last where a process sees no device
+        except BaseException as error:
             self.close()
-            raise NcclFault(f"NCCL on {device}: {error}") from error
+            if isinstance(error, ImportError | RuntimeError | ValueError | OSError):
+                raise NcclFault(f"NCCL on {device}: {error}") from error
+            raise
 
     def send(self, part: Tensor, rank: int) -> Wait:
         """See `Wire.send`."""
@@ -93,7 +95,8 @@ class _OnDevice:
 
 
 def _nccl_group(store: Store, rank: int, size: int, host: str, seconds: float) -> Any:
-    """Raises ImportError, RuntimeError, ValueError, OSError."""
+    """Raises ImportError, RuntimeError, OSError of an address that no interface has, and ValueError where this process
+    sees no device."""
     from torch.distributed.distributed_c10d import ProcessGroupNCCL  # a torch without CUDA has none
 
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # waits abort and raise, and no thread ends the process for them

@@ -21,8 +21,9 @@ from headrace.runtime.workers import WorkerError, WorkerLost, Workers
 from headrace.weights.addresses import LOOPBACK
 from headrace.weights.plane import WeightError, WeightOffer
 from headrace.weights.relay.chain_order import chain_order
+from headrace.weights.relay.faults import Fault, is_of_peer
 from headrace.weights.relay.journey import Found, Journey, Meeting, Plane, Sent
-from headrace.weights.relay.line import STILL_S, NcclError, PeerError
+from headrace.weights.relay.line import STILL_S
 from headrace.weights.relay.nccl_use import NcclUse
 from headrace.weights.relay.relay_place import RelayPlace
 from headrace.weights.version import Version
@@ -33,7 +34,6 @@ _LAST_WORDS_S = STILL_S + 5.0
 """In which all of a journey that failed have to have said so: a peer's end is known at once, its silence later."""
 _SHORT_S = 60.0
 """Of calls that wait for nobody else, or for a group to come together."""
-Fault = Exception
 
 
 class Relays:
@@ -239,12 +239,12 @@ class Relays:
             if not faults and not (sent is not None and sent.overtaken):
                 self._nccl.succeeded()
                 return True
-        if faults and self._nccl.failed():
-            self._tell_of_gloo(next(iter(faults.values())))
+        if (fault := self._nccl.failed(faults.values())) is not None:
+            self._tell_of_gloo(fault)
         self._group = ()
         if sent is not None and sent.overtaken:
             return False  # what is newer is on its way
-        known = {rank: error for rank, error in faults.items() if not _is(error, PeerError)}
+        known = {rank: error for rank, error in faults.items() if not is_of_peer(error)}
         if not known:  # that of one whom nobody reaches is not: each of them has to be tried alone
             known = {rank: error for rank, error in faults.items() if rank != SOURCE}
         for rank, error in known.items():
@@ -281,6 +281,7 @@ class Relays:
             return None
         lost = self._workers.lost
         stay = [] if alone else [rank for rank in self._group if rank not in lost]
+        self._nccl.ungrouped()
         try:
             if self._port is None:
                 self._port = await self._call(SOURCE, "listen", self._host, what="a place where relays meet")
@@ -288,9 +289,7 @@ class Relays:
             return {SOURCE: error}
         all_of_them = [rank for rank in self._places if rank in members or rank in stay]
         faults = await self._met(all_of_them, self._port)
-        refused = next((error for error in faults.values() if _is(error, NcclError)), None)
-        if refused is not None:
-            self._nccl.give_up()
+        if (refused := self._nccl.refused(faults.values())) is not None:
             self._tell_of_gloo(refused)
             faults = await self._met(all_of_them, self._port)
         self._group = () if faults else tuple(all_of_them)
@@ -401,8 +400,3 @@ class Relays:
             self._untold.append((kind, data))
         else:
             self._tell(kind, data)
-
-
-def _is(error: Fault, kind: type[WeightError]) -> bool:
-    """What a relay itself told. PeerError only says that another one could not be reached."""
-    return isinstance(error, WorkerError) and error.type == kind.__name__
