@@ -58,8 +58,7 @@ def verify(manifest: Manifest, tensors: Mapping[str, torch.Tensor], source: str,
                 f"{source}: {entry.name!r} of {manifest.version} is {found[1]}{list(found[0])}, published as "
                 f"{entry.dtype}{list(entry.shape)}"
             )
-        is_own = number % share.of == share.number
-        if is_own and entry.checksum is not None and checksum(tensor) != entry.checksum:
+        if share.has(number) and entry.checksum is not None and checksum(tensor) != entry.checksum:
             raise WeightError(f"{source}: {entry.name!r} of {manifest.version} is damaged (checksum differs)")
 
 
