@@ -225,7 +225,7 @@ def test_what_is_not_nccls_fault_does_not_have_it_given_up() -> None:
     asyncio.run(run())
 
 
-HERE, AWAY = Seen("boot 1", "tmpfs 1", 10, loopback="1"), Seen("boot 2", "tmpfs 1", 10, loopback="2")
+HERE, AWAY = Seen("boot 1", "tmpfs 1", 10, "cpu", loopback="1"), Seen("boot 2", "tmpfs 1", 10, "cpu", loopback="2")
 
 
 class Trainer:

@@ -21,6 +21,7 @@ from headrace.training.merging import gathered, merged, plain
 from headrace.training.replicas import At, Meeting, come_to
 from headrace.training.sums import BatchSums
 from headrace.weights.addresses import interface_of
+from headrace.weights.devices import device_name
 from headrace.weights.seen import Seen, seen_here
 
 _STAGES, _SHARDS, _TENSOR = "stages", "shards", "tensor"
@@ -48,7 +49,7 @@ class RankGroup:
         self.layout = layout
         self.rank = rank
         self.stage = layout.place(rank).pp
-        self._device_type = device.type
+        self._device = device
         every = torch.arange(layout.size).view(layout.pp, layout.dp * layout.cp, layout.tp)
         # A mesh that makes its groups itself has torch's wait in them, half an hour.
         groups = [self._along(every, dim) for dim in range(3)]
@@ -70,7 +71,7 @@ class RankGroup:
             return None
         every = torch.arange(layout.size).view(layout.pp, copies, sharing)
         groups = [self.stages, self._along(every, 1), self._along(every, 2)]
-        mesh = DeviceMesh.from_group(groups, self._device_type, every, mesh_dim_names=(_STAGES, _COPIES, _EXPERTS))
+        mesh = DeviceMesh.from_group(groups, self._device.type, every, mesh_dim_names=(_STAGES, _COPIES, _EXPERTS))
         return mesh[_COPIES, _EXPERTS]
 
     def shared_pass(self) -> SharedPass | None:
@@ -82,7 +83,8 @@ class RankGroup:
 
     def sees(self) -> list[Seen]:
         """See `Peers`."""
-        return [Seen(**told) for told in gathered(dist.group.WORLD, self.layout.size, asdict(seen_here()))]
+        here = asdict(seen_here(device_name(self._device)))
+        return [Seen(**told) for told in gathered(dist.group.WORLD, self.layout.size, here)]
 
     def send(self, tensor: Tensor, rank: int) -> None:
         """See `Peers`: in the host's memory."""
