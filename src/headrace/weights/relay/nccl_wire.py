@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
 from headrace.weights.addresses import interface_of
-from headrace.weights.relay.wire import TAG, GlooWire, Wait
+from headrace.weights.relay.wire import TAG, GlooWire, Wait, wait_for
 
 SHORT = 64 << 10
 """Bytes, up to which a message goes by gloo: NCCL's copies and kernels would take longer."""
@@ -73,7 +73,7 @@ class NcclWire:
     def _meet(self, size: int, seconds: float) -> None:
         """All add up: what is wrong with NCCL here is known before a version leaves."""
         found = torch.ones(1, device=self._device)
-        _wait(self._group.allreduce([found]), seconds)
+        wait_for(self._group.allreduce([found]), seconds)
         if int(found) != size:
             raise RuntimeError(f"a sum over {size} processes is {int(found)}")
 
@@ -88,8 +88,8 @@ class _OnDevice:
     """Where they belong, if they come."""
 
     def __call__(self, seconds: float) -> None:
-        """See `Wait`."""
-        _wait(self.work, seconds)
+        """See `Wait`. What is late is aborted."""
+        wait_for(self.work, seconds)
         if self.into is not None:
             self.into.copy_(self.held)
 
@@ -104,8 +104,3 @@ def _nccl_group(store: Store, rank: int, size: int, host: str, seconds: float) -
     options = ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=seconds)
     return ProcessGroupNCCL(store, rank, size, options)
-
-
-def _wait(work: Any, seconds: float) -> None:
-    """Until the device has done it; what is late is aborted. Raises RuntimeError."""
-    work.wait(timedelta(seconds=seconds))
