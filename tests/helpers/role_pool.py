@@ -78,7 +78,7 @@ class Pool:
         self.failure: Exception | None = None
         self.down_s: float | None = None
         self.return_deadline_s = 100.0
-        self.sleeps = False
+        self.sleep = SimpleNamespace(is_on=False)
         self.events = EngineEvents()
         self.open = True
         self.busy = 0

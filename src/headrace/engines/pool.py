@@ -93,8 +93,6 @@ class EnginePool:
         self.outage = self._downtime.outage
         """See `Downtime.outage`."""
         self._last = INITIAL
-        self.sleeps = False
-        """See `PoolSleep`."""
         self.sleep = PoolSleep(self)
 
     @classmethod
@@ -155,7 +153,7 @@ class EnginePool:
         """Whether an engine that is not lent serves a version of the run's line. None does between a return to a commit
         and the first engine that takes what the run goes on from."""
         versions = [view.version for view in self.views() if view.serves and view.version is not None and not view.lent]
-        return not self.sleeps and any(map(self.line.holds, versions))
+        return not self.sleep.is_on and any(map(self.line.holds, versions))
 
     def views(self) -> list[EngineView]:
         self.look()
@@ -360,7 +358,7 @@ class EnginePool:
         return f"{member.name}: {words}" if len(self.members) > 1 or self.judge is not None else words
 
     def recount(self) -> None:
-        """Whoever runs a member's engine has put another there."""
+        """Somebody else has changed who serves, or is to: whoever runs a member's engine, or `sleep`."""
         self._count_outage()
 
     def is_lost(self, member: Member, engine: Engine) -> bool:
@@ -373,7 +371,7 @@ class EnginePool:
             self.members[place.home].outstanding += tokens
 
     def _count_outage(self) -> None:
-        self._downtime.count(serves=any(member.serves for member in self.members), sleeps=self.sleeps)
+        self._downtime.count(serves=any(member.serves for member in self.members), sleeps=self.sleep.is_on)
 
 
 async def started(engine: Engine, receiver: WeightReceiver | None, *, attached: bool = False) -> None:
