@@ -11,9 +11,14 @@ from typing import Any
 import pytest
 
 from headrace.controller.building.relay_users import RelaySupply, RelayUsers
+from headrace.observe.waits import WaitMeter
+from headrace.roles.context import RoleContext
+from headrace.roles.weight_relays import WeightRelaysRole
 from headrace.roles.workers.relay import RelaySpec
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.signal import Signal
+from headrace.runtime.supervision import pause_after
+from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.workers import Handle, WorkerError, WorkerLost
 from headrace.weights.plane import Manifest, WeightOffer
 from headrace.weights.relay.journey import Found, Journey, Plane, Sent
@@ -223,6 +228,35 @@ def test_what_is_not_nccls_fault_does_not_have_it_given_up() -> None:
         assert events[-1][1]["transport"] == "collective (nccl)"
 
     asyncio.run(run())
+
+
+def test_one_that_lives_and_could_not_take_a_version_is_tried_again_after_its_pause() -> None:
+    """Though no worker was lost, and nobody else has taken one."""
+
+    async def main(runtime: VirtualRuntime) -> None:
+        workers = Scripted()
+        relays = Relays(workers, runtime.clock, 60.0, deltas=False)  # type: ignore[arg-type]
+        await relays.take_in(SOURCE)
+        await relays.take_in(1, ["engine/0"])
+        nothing: Any = None
+        context = RoleContext(
+            runtime, nothing, nothing, WaitMeter(runtime.clock.now), lambda kind, data: None, stall_timeout_s=1e6
+        )
+        role = runtime.spawn(WeightRelaysRole(context, relays).run(), "relays")
+        await runtime.clock.sleep(1.0)
+
+        async def fails() -> None:
+            raise WorkerError(1, "OSError", "no room", worker="relay/1")
+
+        workers.on["take", 1] = fails
+        await relays.carry("/first")
+        workers.on.clear()
+        assert not relays.has_newest("engine/0")
+        await runtime.clock.sleep(2 * pause_after(1))
+        assert relays.has_newest("engine/0")
+        role.cancel()
+
+    run_virtually(main)
 
 
 HERE, AWAY = Seen("boot 1", "tmpfs 1", 10, "cpu", loopback="1"), Seen("boot 2", "tmpfs 1", 10, "cpu", loopback="2")

@@ -52,7 +52,7 @@ class Relays:
         machine at which relays meet. `deltas`: whether what changed is sent where a receiver has the version before.
         `summed`: whether what goes whole has checksums. `device_of`: see `NcclUse`."""
         self.changed = Signal()
-        """A version is at a relay, or one was lost."""
+        """A version is at a relay, or one was lost or left out."""
         workers.changed.listen(self.changed.notify)
         self.newest: WeightOffer | None = None
         """At the source."""
@@ -273,6 +273,7 @@ class Relays:
         if rank in self._workers.lost:
             place.offer, place.is_told = None, True
         self._say("relay_left_out", {"relay": rank, "message": f"{error}; it is tried again in {pause:g} s"})
+        self.changed.notify()  # whoever mends waits for the pause from now on
 
     async def _formed(self, members: Sequence[int], *, alone: bool) -> dict[int, Fault] | None:
         """A group that has these; the faults of those that could not join. Whoever else is in the group stays, unless
