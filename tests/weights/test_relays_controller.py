@@ -21,9 +21,9 @@ from headrace.runtime.supervision import pause_after
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.workers import Handle, WorkerError, WorkerLost
 from headrace.weights.plane import Manifest, WeightOffer
-from headrace.weights.relay.journey import Found, Journey, Plane, Sent
+from headrace.weights.relay.journey import SOURCE, Found, Journey, Plane, Sent
 from headrace.weights.relay.receiver import OverRelays
-from headrace.weights.relay.relays import SOURCE, Relays
+from headrace.weights.relay.relays import Relays
 from headrace.weights.seen import Seen
 from headrace.weights.version import Version
 

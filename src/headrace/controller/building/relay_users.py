@@ -11,7 +11,8 @@ from typing import Any
 from headrace.roles.workers.relay import RelaySpec
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
-from headrace.weights.relay.relays import SOURCE, Relays
+from headrace.weights.relay.journey import SOURCE
+from headrace.weights.relay.relays import Relays
 from headrace.weights.seen import CPU, Seen, needs_relay
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ from headrace.runtime.together import together
 from headrace.runtime.workers import Handle, Placement
 from headrace.training.group import TrainerGroup
 from headrace.weights.addresses import LOOPBACK
-from headrace.weights.relay.relays import SOURCE, Relays
+from headrace.weights.relay.journey import SOURCE
+from headrace.weights.relay.relays import Relays
 from headrace.weights.seen import CPU, Seen, seen_here
 
 

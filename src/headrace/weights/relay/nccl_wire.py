@@ -6,7 +6,7 @@ goes by gloo: the end of a process is heard of there at once.
 
 Whoever waits for a message does so until its deadline; then NCCL's communicators are aborted. The first message between
 two processes makes one of these, in a call that has no deadline: who is left alone in it stands still, and is ended by
-whoever asked for the journey (`relays.py`).
+whoever asked for the journey (`calls.py`).
 """
 
 from __future__ import annotations
