@@ -54,7 +54,7 @@ class House:
         self.publisher = publisher
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.served: dict[int, Version] = {}
-        relays.tell_to(lambda kind, data: self.events.append((kind, data)))
+        relays.events.tell_to(lambda kind, data: self.events.append((kind, data)))
 
     def at(self, rank: int) -> WeightReceiver:
         return receiver_of(self.relays.offer_at(rank))

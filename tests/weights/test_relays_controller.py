@@ -79,7 +79,7 @@ async def made(
     """With one receiver; pauses are over as soon as `forward` is called."""
     relays = Relays(workers, InlineRuntime().clock, 60.0, deltas=False, device_of=device_of)  # type: ignore[arg-type]
     events: list[tuple[str, dict[str, Any]]] = []
-    relays.tell_to(lambda kind, data: events.append((kind, data)))
+    relays.events.tell_to(lambda kind, data: events.append((kind, data)))
     await relays.take_in(SOURCE)
     await relays.take_in(1, ["engine/0"])
     return relays, events

@@ -9,7 +9,6 @@ from typing import Any, Literal, Protocol
 from headrace.engines.absent import AbsentEngine
 from headrace.engines.admission import AnyLine, Line, admit, admit_spread, route, to_pin
 from headrace.engines.downtime import Downtime
-from headrace.engines.engine_events import EngineEvents
 from headrace.engines.lent import Kill, LentEngines
 from headrace.engines.member import Member, Revive, summed
 from headrace.engines.pinned_engines import PinnedEngines
@@ -17,6 +16,7 @@ from headrace.engines.place import Place, RequestLoad
 from headrace.engines.pool_sleep import PoolSleep
 from headrace.engines.pool_state import EngineState, EngineView
 from headrace.engines.protocol import Engine, EngineError, EngineStats, SwapMode, SwapReport
+from headrace.observe.events import Events
 from headrace.runtime.patience import StandStill, standing_with
 from headrace.runtime.protocol import Clock
 from headrace.runtime.signal import Signal
@@ -88,7 +88,8 @@ class EnginePool:
         self.line: Line = AnyLine()
         self.changed = Signal()
         """Notified when an engine dies, comes back or takes a version, and when a pin is released."""
-        self.events = EngineEvents()
+        self.events = Events()
+        """Of its engines, to the run's record."""
         self._downtime = Downtime(clock)
         self.outage = self._downtime.outage
         """See `Downtime.outage`."""

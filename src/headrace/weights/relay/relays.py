@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from headrace.observe.events import EventSink
+from headrace.observe.events import Events
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import pause_after
@@ -47,21 +47,21 @@ class Relays:
         self.changed = Signal()
         """A version is at a relay, or one was lost or left out."""
         workers.changed.listen(self.changed.notify)
+        self.events = Events()
+        """To the run's record."""
         self.newest: WeightOffer | None = None
         """At the source."""
         self._workers = workers
         self._clock = clock
         self._calls = RelayCalls(workers, clock, seconds)
         self._host = host
-        self._meetings = Meetings(self._calls, host, NcclUse(device_of), self._say)
+        self._meetings = Meetings(self._calls, host, NcclUse(device_of), self.events.report)
         self._deltas = deltas
         self._summed = summed
         self._places: dict[int, RelayPlace] = {}
         self._rank_of: dict[str, int] = {}
         self._turn = asyncio.Lock()
         self._address = ""
-        self._tell: EventSink | None = None
-        self._untold: list[tuple[str, dict[str, Any]]] = []
         self._before: Version | None = None
 
     async def take_in(self, rank: int, users: Sequence[str] = ()) -> None:
@@ -82,13 +82,6 @@ class Relays:
             del self._places[rank]
             self._meetings.part()
         await self._workers.leave(rank)
-
-    def tell_to(self, tell: EventSink) -> None:
-        """`tell` is given events of the run, those before it was there first."""
-        self._tell = tell
-        untold, self._untold = self._untold, []
-        for event in untold:
-            tell(*event)
 
     def rank_of(self, worker: str) -> int | None:
         """The relay of a worker; None for one that takes versions from the source itself."""
@@ -260,7 +253,7 @@ class Relays:
         place.fault = str(error)
         if rank in self._workers.lost:
             place.offer, place.is_told = None, True
-        self._say("relay_left_out", {"relay": rank, "message": f"{error}; it is tried again in {pause:g} s"})
+        self.events.report("relay_left_out", {"relay": rank, "message": f"{error}; it is tried again in {pause:g} s"})
         self.changed.notify()  # whoever mends waits for the pause from now on
 
     async def _formed(self, members: Sequence[int], *, alone: bool) -> dict[int, Fault] | None:
@@ -307,7 +300,7 @@ class Relays:
     def _tell_of(
         self, version: Version, sent: Sent, ranks: Sequence[int], seconds: float, base: Version | None
     ) -> None:
-        self._say(
+        self.events.report(
             "weights_carried",
             {
                 "version": str(version),
@@ -320,9 +313,3 @@ class Relays:
                 **({} if base is None else {"base": str(base)}),
             },
         )
-
-    def _say(self, kind: str, data: dict[str, Any]) -> None:
-        if self._tell is None:
-            self._untold.append((kind, data))
-        else:
-            self._tell(kind, data)
