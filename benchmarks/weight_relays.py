@@ -59,7 +59,7 @@ class House:
         self.publisher = publisher
         self.carried: list[dict[str, Any]] = []
         if relays is not None:
-            relays.tell_to(self._told)
+            relays.events.tell_to(self._told)
 
     def _told(self, kind: str, data: dict[str, Any]) -> None:
         if kind != "weights_carried":

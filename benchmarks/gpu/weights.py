@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.shapes import free_memory, random_model
+from headrace.config.values.dtypes import dtype_name
 from headrace.weights.transport import Transport, open_transport
 from headrace.weights.version import Version
 
@@ -33,7 +34,7 @@ def weights_rows(shape: str, bandwidth: float, runs: int) -> list[dict[str, Any]
             folder.mkdir()
         device = torch.device("cuda", torch.cuda.current_device())
         ends = {way: open_transport(way, folder, device) for way, folder in folders.items()}
-        outline = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
+        outline = {name: [dtype_name(t.dtype), list(t.shape)] for name, t in tensors.items()}
         reader = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.gpu.weights_reader"],
             stdin=subprocess.PIPE,

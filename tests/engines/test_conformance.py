@@ -93,7 +93,7 @@ class Credulous(Broken):
 
     async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
         receiver.received = lambda: replace(type(receiver).received(receiver), check=None)  # type: ignore[method-assign]
-        receiver.receive_as = lambda make: make(receiver.received())  # type: ignore[method-assign]
+        receiver.receive_as = lambda make, share=None: make(receiver.received())  # type: ignore[method-assign]
         return await self._engine.update(receiver, mode)
 
 

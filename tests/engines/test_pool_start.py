@@ -38,6 +38,9 @@ def test_one_that_is_lost_at_its_start_is_made_anew_twice(losses: int) -> None:
             await pool.start()
             assert [member.state for member in pool.members] == [EngineState.SERVING] * 2
             assert pool.members[1].engine is made[-1]
+            told: list[str] = []
+            pool.events.tell_to(lambda kind, data: told.append(kind))  # the run's record is made once engines are there
+            assert told == ["engine_died"] * losses + ["engine_back"]
         assert len(made) == min(losses, 2)
 
     run_virtually(main)

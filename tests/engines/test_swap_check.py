@@ -15,6 +15,7 @@ import pytest
 import torch
 from engines_helpers import VOCAB, collect, prompt, request, serving, tiny_model
 
+from headrace.config.values.dtypes import dtype_name
 from headrace.engines.protocol import SwapMode
 from headrace.models.packed_lm import PackedLM
 from headrace.training.frozen import FrozenScorer
@@ -35,12 +36,11 @@ ONE, TWO, THREE = (Version(0, number) for number in (1, 2, 3))
 def check_of(model: Any, temperature: float = 0.8, *, routes: bool = True) -> SwapCheck:
     """As a trainer makes it."""
     scorer = FrozenScorer(copy.deepcopy(model), temperature=temperature)
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return make_check(
         check_tokens(VOCAB),
         partial(scored, scorer.logprobs),
         temperature=temperature,
-        dtype=dtype,
+        dtype=dtype_name(next(model.parameters()).dtype),
         routed=PackedLM(copy.deepcopy(model)).routed if routes else None,
     )
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from headrace.engines.admission import AnyLine
-from headrace.engines.engine_events import EngineEvents
 from headrace.engines.place import Place
 from headrace.engines.pool_state import UP, EngineState, EngineView
+from headrace.observe.events import Events
 from headrace.observe.spent import Activity
 from headrace.observe.waits import WaitMeter
 from headrace.roles.context import RoleContext
@@ -78,8 +78,8 @@ class Pool:
         self.failure: Exception | None = None
         self.down_s: float | None = None
         self.return_deadline_s = 100.0
-        self.sleeps = False
-        self.events = EngineEvents()
+        self.sleep = SimpleNamespace(is_on=False)
+        self.events = Events()
         self.open = True
         self.busy = 0
         self.loads: list[int] = []

@@ -20,7 +20,8 @@ from transformers import (
 )
 
 from headrace.config import ConfigError
-from headrace.models.packed_lm import PackedLM
+from headrace.models.packed_lm import PackedForward, PackedLM
+from headrace.models.parallel import small_twin
 from headrace.models.parallel.shareable import require_shareable
 from headrace.models.parallel.small_twin import check_cut
 from headrace.models.parallel.stages import require_stages
@@ -71,6 +72,19 @@ def test_of_models_of_any_size(config: Any, shared: str | None, staged: str | No
     for words, how in ((shared, (True, 1)), (staged, (False, 2))):
         with nullcontext() if words is None else pytest.raises(ConfigError, match=words):
             check_cut(config, shared=how[0], stages=how[1], gives_values=False)
+
+
+def test_the_small_model_is_built_and_probed_unless_it_is_large_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    probed: list[PackedLM] = []
+    monkeypatch.setattr(small_twin, "require_shareable", probed.append)
+    large = Qwen3Config(**LARGE, head_dim=128, num_hidden_layers=36)
+    check_cut(large, shared=True, stages=1, gives_values=False)
+    (lm,) = probed
+    assert (lm.forward_kind, lm.has_plain_head) == (PackedForward.SEGMENTS, True)
+    assert lm.model.config.num_hidden_layers == 4
+    monkeypatch.setattr(small_twin, "_MOST", lm.model.num_parameters() - 1)
+    check_cut(large, shared=True, stages=1, gives_values=False)
+    assert len(probed) == 1
 
 
 def test_of_a_critic_and_nobody_s_random_numbers_are_touched() -> None:

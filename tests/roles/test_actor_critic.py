@@ -147,7 +147,7 @@ async def house(runtime: VirtualRuntime, epochs: Epochs | None = None) -> AsyncI
     policy, values, plane = Trainer(tells=True), Trainer(tells=False), MemoryPublisher()
 
     def group(name: str, trainer: Any, columns: tuple[str, ...]) -> TrainerGroup:
-        rank = TrainerRank(trainer, runtime, Task(columns, {}), plane=plane)
+        rank = TrainerRank(trainer, runtime, Task(columns, {}), plane=plane, device=torch.device("cpu"))
         return TrainerGroup(name, RankHere(rank, runtime, name))
 
     def loader(consumer: str) -> StreamingLoader:

@@ -99,6 +99,6 @@ def test_where_one_is_lost_as_it_is_put_to_sleep_the_other_wakes_again(who: int)
         assert house.engine.asleep
         await house.turns.generate()
         assert [model.sleeps for model in house.models] == [True, True]
-        assert not house.pool.sleeps
+        assert not house.pool.sleep.is_on
 
     virtually(body)

@@ -63,7 +63,7 @@ class House:
         )  # fmt: skip
         trainer = trainer or OneTensor()
         self.weight: Any = getattr(trainer, "weight", None)
-        rank = TrainerRank(trainer, self.runtime, Task((), {}), plane=publisher)
+        rank = TrainerRank(trainer, self.runtime, Task((), {}), plane=publisher, device=torch.device("cpu"))
         receiver = None if publisher.transport == "memory" else (publisher.transport, publisher.address)
         group = TrainerGroup("trainer", RankHere(rank, self.runtime, "trainer"), receiver=receiver)
         self.distributor = WeightDistributor(context, group, self.published, self._failed)

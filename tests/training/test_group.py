@@ -144,7 +144,8 @@ class Halving(TrainerRank):
         self.half = Half(host.rank)
         transport, folder = told
         plane, aside = open_transport(transport, Path(folder) / "plane"), ShmPublisher(Path(folder) / "aside")
-        super().__init__(self.half, host, Task((), {}), plane=plane, aside=lambda: aside, by_parts=True)  # type: ignore[arg-type]
+        task, device = Task((), {}), torch.device("cpu")
+        super().__init__(self.half, host, task, plane=plane, aside=lambda: aside, by_parts=True, device=device)  # type: ignore[arg-type]
 
     def train(self) -> None:
         self.half.weights += 10

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from headrace.training.following import Following
 from headrace.weights import disk
 from headrace.weights.disk import DiskPublisher, DiskReceiver
 from headrace.weights.plane import ALL, Share, WeightError, WeightOffer
@@ -189,6 +190,9 @@ def test_those_that_take_a_version_together_look_at_a_share_of_it_each(tmp_path:
         with pytest.raises(WeightError, match=r"'d' of v1 is damaged \(checksum differs\)"):
             DiskReceiver(tmp_path).receive_buckets(taken.update, share=share)
     offer = WeightOffer(Version(0, 1), "disk", str(tmp_path))
-    receiver_of(offer).receive_buckets(taken.update, share=Share(1, 3))
+    for receiver in (receiver_of(offer), Following(lambda: ("disk", str(tmp_path)))):
+        receiver.receive_buckets(taken.update, share=Share(1, 3))
+        with pytest.raises(WeightError, match="'d' of v1 is damaged"):
+            receiver.receive_as(lambda received: None)
     with pytest.raises(WeightError, match="v2 was offered, and v1 is the newest"):
         receiver_of(replace(offer, version=Version(0, 2))).receive_buckets(taken.update, share=Share(1, 3))

@@ -18,7 +18,7 @@ from headrace.weights.manifest import build_manifest
 from headrace.weights.parts import OpenSlot, Part, PartWriter, require_all
 from headrace.weights.parts_apart import who_writes
 from headrace.weights.plane import WeightError
-from headrace.weights.seen import Seen
+from headrace.weights.seen import CPU, Seen
 from headrace.weights.shm import ShmPublisher, ShmReceiver
 from headrace.weights.version import Version
 
@@ -32,7 +32,7 @@ MANIFEST = build_manifest(Version(0, 1), OUTLINE, checksums=False)
 
 def at(*memories: str) -> list[Seen]:
     """Of each rank, on the machine of that name or number."""
-    return [Seen(memory, "4", rank) for rank, memory in enumerate(memories)]
+    return [Seen(memory, "4", rank, CPU) for rank, memory in enumerate(memories)]
 
 
 class Queues:

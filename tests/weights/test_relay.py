@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import Store
+from torch.distributed import HashStore, Store
 
 from headrace.weights.gloo import gloo_group
 from headrace.weights.plane import WeightError
@@ -20,7 +20,9 @@ from headrace.weights.relay import chain, nccl_wire
 from headrace.weights.relay.chain import BUCKET, Bucket
 from headrace.weights.relay.journey import Journey, Meeting
 from headrace.weights.relay.line import NcclError, PeerError
+from headrace.weights.relay.nccl_wire import NcclFault, NcclWire
 from headrace.weights.relay.relay import Relay
+from headrace.weights.relay.wire import GlooWire
 from headrace.weights.shm import ShmPublisher, ShmReceiver
 from headrace.weights.version import Version
 
@@ -225,6 +227,26 @@ def test_where_nccl_does_not_work_the_group_says_so(tmp_path: Path, devices: tup
     assert any(isinstance(each, NcclError) for each in answers), answers
     pair.devices = ()
     assert pair.meet() == (None, None)
+
+
+@pytest.mark.parametrize("kind", [OSError, RuntimeError, KeyError])
+def test_where_nccl_fails_in_whatever_way_no_connection_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    """As where no interface has the address. What is no fault of NCCL's is raised as it is."""
+    closed = []
+
+    def fails(*args: Any) -> None:
+        raise kind("no interface")
+
+    def close(wire: GlooWire) -> None:
+        closed.append(wire)
+
+    monkeypatch.setattr(nccl_wire, "_nccl_group", fails)
+    monkeypatch.setattr(GlooWire, "close", close)
+    with pytest.raises(KeyError if kind is KeyError else NcclFault, match="no interface"):
+        NcclWire(HashStore(), 0, 1, HOST, 5.0, torch.device("cpu"))
+    assert len(closed) == 1
 
 
 @pytest.mark.parametrize("devices", [(), ("cpu", "cpu")])

@@ -21,9 +21,10 @@ from headrace.runtime.process.processes import Processes
 from headrace.runtime.workers import Placement, Workers
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.receiving import receiver_of
-from headrace.weights.relay import relays as relays_module
+from headrace.weights.relay import calls
 from headrace.weights.relay.chain import BUCKET
-from headrace.weights.relay.relays import SOURCE, Relays
+from headrace.weights.relay.journey import SOURCE
+from headrace.weights.relay.relays import Relays
 from headrace.weights.shm import ShmPublisher
 from headrace.weights.version import Version
 
@@ -53,7 +54,7 @@ class House:
         self.publisher = publisher
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.served: dict[int, Version] = {}
-        relays.tell_to(lambda kind, data: self.events.append((kind, data)))
+        relays.events.tell_to(lambda kind, data: self.events.append((kind, data)))
 
     def at(self, rank: int) -> WeightReceiver:
         return receiver_of(self.relays.offer_at(rank))
@@ -169,7 +170,7 @@ async def test_what_changed_goes_to_those_that_have_the_version_before(tmp_path:
 
 @in_loop
 async def test_one_that_stands_still_is_ended_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relays_module, "_LAST_WORDS_S", 3.0)
+    monkeypatch.setattr(calls, "_LAST_WORDS_S", 3.0)
     async with house(tmp_path, 3, still_s=2.0) as the:
         await the.publish(0)
         await the.workers.call("die_at", 1, int(signal.SIGSTOP), rank=2, what="a halt to come")

@@ -11,14 +11,19 @@ from typing import Any
 import pytest
 
 from headrace.controller.building.relay_users import RelaySupply, RelayUsers
+from headrace.observe.waits import WaitMeter
+from headrace.roles.context import RoleContext
+from headrace.roles.weight_relays import WeightRelaysRole
 from headrace.roles.workers.relay import RelaySpec
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.signal import Signal
-from headrace.runtime.workers import Handle, WorkerLost
+from headrace.runtime.supervision import pause_after
+from headrace.runtime.virtual import VirtualRuntime, run_virtually
+from headrace.runtime.workers import Handle, WorkerError, WorkerLost
 from headrace.weights.plane import Manifest, WeightOffer
-from headrace.weights.relay.journey import Found, Journey, Plane, Sent
+from headrace.weights.relay.journey import SOURCE, Found, Journey, Plane, Sent
 from headrace.weights.relay.receiver import OverRelays
-from headrace.weights.relay.relays import SOURCE, Relays
+from headrace.weights.relay.relays import Relays
 from headrace.weights.seen import Seen
 from headrace.weights.version import Version
 
@@ -68,11 +73,13 @@ class Scripted:
         raise AssertionError(f"nobody is silent: {rank}, {reason}")
 
 
-async def made(workers: Scripted) -> tuple[Relays, list[tuple[str, dict[str, Any]]]]:
+async def made(
+    workers: Scripted, device_of: Callable[[int], str] | None = None
+) -> tuple[Relays, list[tuple[str, dict[str, Any]]]]:
     """With one receiver; pauses are over as soon as `forward` is called."""
-    relays = Relays(workers, InlineRuntime().clock, 60.0, deltas=False)  # type: ignore[arg-type]
+    relays = Relays(workers, InlineRuntime().clock, 60.0, deltas=False, device_of=device_of)  # type: ignore[arg-type]
     events: list[tuple[str, dict[str, Any]]] = []
-    relays.tell_to(lambda kind, data: events.append((kind, data)))
+    relays.events.tell_to(lambda kind, data: events.append((kind, data)))
     await relays.take_in(SOURCE)
     await relays.take_in(1, ["engine/0"])
     return relays, events
@@ -185,7 +192,74 @@ def test_what_a_journey_says_of_a_relay_made_anew_meanwhile_is_of_the_one_before
     asyncio.run(run())
 
 
-HERE, AWAY = Seen("boot 1", "tmpfs 1", 10, loopback="1"), Seen("boot 2", "tmpfs 1", 10, loopback="2")
+def test_what_is_not_nccls_fault_does_not_have_it_given_up() -> None:
+    """A source that dies as a group comes together, a port that it cannot have, and a damaged version."""
+
+    async def run() -> None:
+        workers = Scripted()
+        for rank in range(2):
+            workers.on["plane", rank] = partial(
+                _soon, Plane("shm", f"/{rank}", "127.0.0.1", devices=("GPU-0", "GPU-1"))
+            )
+        relays, events = await made(workers, lambda rank: f"GPU-{rank}")
+
+        async def dies() -> None:
+            workers.lost = {SOURCE: "killed"}
+            raise WorkerLost(SOURCE, "killed", worker="relay/0")
+
+        async def fails(type: str) -> None:
+            raise WorkerError(SOURCE, type, "no", worker="relay")
+
+        faulty: tuple[dict[tuple[str, int], Callable[[], Any]], ...] = (
+            {("join", SOURCE): dies, ("join", 1): partial(fails, "NcclError")},
+            {("listen", SOURCE): partial(fails, "WeightError")},
+            {("send", SOURCE): partial(fails, "WeightError"), ("take", 1): partial(fails, "PeerError")},
+        )
+        for script in faulty:
+            usual, workers.on = workers.on, workers.on | script
+            for _ in range(2):
+                forward(relays)
+                await relays.carry("/first")
+            workers.on = usual
+        assert {kind for kind, _ in events} == {"relay_left_out"}
+        assert {told["relay"] for _, told in events} == {SOURCE}
+        forward(relays)
+        await relays.carry("/first")
+        assert events[-1][1]["transport"] == "collective (nccl)"
+
+    asyncio.run(run())
+
+
+def test_one_that_lives_and_could_not_take_a_version_is_tried_again_after_its_pause() -> None:
+    """Though no worker was lost, and nobody else has taken one."""
+
+    async def main(runtime: VirtualRuntime) -> None:
+        workers = Scripted()
+        relays = Relays(workers, runtime.clock, 60.0, deltas=False)  # type: ignore[arg-type]
+        await relays.take_in(SOURCE)
+        await relays.take_in(1, ["engine/0"])
+        nothing: Any = None
+        context = RoleContext(
+            runtime, nothing, nothing, WaitMeter(runtime.clock.now), lambda kind, data: None, stall_timeout_s=1e6
+        )
+        role = runtime.spawn(WeightRelaysRole(context, relays).run(), "relays")
+        await runtime.clock.sleep(1.0)
+
+        async def fails() -> None:
+            raise WorkerError(1, "OSError", "no room", worker="relay/1")
+
+        workers.on["take", 1] = fails
+        await relays.carry("/first")
+        workers.on.clear()
+        assert not relays.has_newest("engine/0")
+        await runtime.clock.sleep(2 * pause_after(1))
+        assert relays.has_newest("engine/0")
+        role.cancel()
+
+    run_virtually(main)
+
+
+HERE, AWAY = Seen("boot 1", "tmpfs 1", 10, "cpu", loopback="1"), Seen("boot 2", "tmpfs 1", 10, "cpu", loopback="2")
 
 
 class Trainer:

@@ -27,29 +27,33 @@ def test_the_fastest_that_both_see(end: Seen, way: Way) -> None:
 
 
 def test_two_on_the_processor_share_no_device() -> None:
-    one, other = Seen("boot 1", "tmpfs 1", 1), Seen("boot 1", "tmpfs 1", 2)
+    one, other = Seen("boot 1", "tmpfs 1", 1, "cpu"), Seen("boot 1", "tmpfs 1", 2, "cpu")
     assert way_between(one, other) == "shm"
 
 
 def test_without_a_boot_id_nobody_is_here() -> None:
-    assert way_between(Seen("", "1", 1), Seen("", "1", 1)) == "collective"
+    assert way_between(Seen("", "1", 1, "cpu"), Seen("", "1", 1, "cpu")) == "collective"
 
 
 def test_a_relay_for_whoever_does_not_see_the_memory_or_for_each() -> None:
-    ends = [Seen("boot 1", "tmpfs 1", 11), Seen("boot 2", "tmpfs 1", 11), Seen("boot 1", "tmpfs 2", 12)]
+    ends = [
+        Seen("boot 1", "tmpfs 1", 11, "cpu"),
+        Seen("boot 2", "tmpfs 1", 11, "cpu"),
+        Seen("boot 1", "tmpfs 2", 12, "cpu"),
+    ]
     assert [needs_relay(TRAINER, end) for end in ends] == [False, True, True]
     assert [needs_relay(TRAINER, end, each=True) for end in ends] == [True] * 3
-    assert not needs_relay(TRAINER, Seen("boot 1", "tmpfs 1", 10), each=True), "in the trainer's own process"
+    assert not needs_relay(TRAINER, Seen("boot 1", "tmpfs 1", 10, "cpu"), each=True), "in the trainer's own process"
 
 
 def test_loopback_is_that_of_a_machine_or_of_a_container_s_own() -> None:
-    one = Seen("boot 1", "tmpfs 1", 1, loopback="boot 1 net 1")
-    assert one.shares_loopback(Seen("boot 1", "tmpfs 2", 2, loopback="boot 1 net 1"))
-    assert not one.shares_loopback(Seen("boot 1", "tmpfs 1", 2, loopback="boot 1 net 2"))
-    assert not Seen("", "1", 1).shares_loopback(Seen("", "1", 1))
+    one = Seen("boot 1", "tmpfs 1", 1, "cpu", loopback="boot 1 net 1")
+    assert one.shares_loopback(Seen("boot 1", "tmpfs 2", 2, "cpu", loopback="boot 1 net 1"))
+    assert not one.shares_loopback(Seen("boot 1", "tmpfs 1", 2, "cpu", loopback="boot 1 net 2"))
+    assert not Seen("", "1", 1, "cpu").shares_loopback(Seen("", "1", 1, "cpu"))
 
 
 def test_this_process_sees_itself() -> None:
-    here = seen_here()
-    assert here.process == os.getpid()
-    assert way_between(here, seen_here()) == "memory"
+    here = seen_here("GPU-1")
+    assert (here.process, here.device) == (os.getpid(), "GPU-1")
+    assert way_between(here, seen_here("GPU-1")) == "memory"

@@ -94,6 +94,11 @@ class LayoutConfig(Section):
         return self.dp * self.tp * self.cp * self.pp
 
     @property
+    def ranks_of_pp_stage(self) -> int:
+        """Of one replica of the model, how many ranks have a stage of the pipeline among them."""
+        return self.ranks // self.model_replicas // self.pp
+
+    @property
     def budgets(self) -> int:
         """How many token budgets of a micro-batch one part of the data takes in one go."""
         return self.cp * (MICRO_BATCHES_A_STAGE * self.pp if self.pp > 1 else 1)

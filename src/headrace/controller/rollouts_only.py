@@ -119,7 +119,7 @@ def _recording(plan: Plan, store: RunStore, base: Groundwork, lineage: Lineage) 
 
 def _keepers(base: Groundwork, engines: EnginePool, judges: Sequence[EnginePool], plane: MemoryPublisher) -> list[Role]:
     """Who brings back engines that died."""
-    engines.events.sink = base.recorder.event
+    engines.events.tell_to(base.recorder.event)
     engines.changed.listen(base.flow.changed.notify)
     followers = [
         WeightFollowerRole(base.context, engines, member, plane.receiver(), SwapMode.RECOMPUTE)

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any
 
 from headrace.controller.begin import Begin
-from headrace.controller.beginning import Beginning, load
 from headrace.controller.building.judge_engines import LateAsk, asker, serving, stop_engine
 from headrace.controller.building.models import Models
 from headrace.controller.building.outside_agents import tasks_told
@@ -20,6 +19,7 @@ from headrace.controller.building.reward_pools import RewardPools
 from headrace.controller.building.rollout_workers import RolloutHands, end_rollout_workers
 from headrace.controller.building.wiring import Parts, connect
 from headrace.controller.going_back import GoingBack
+from headrace.controller.models_at_start import ModelsAtStart, load
 from headrace.controller.outside import Outside, ThisMachine
 from headrace.controller.planning.out_of_memory import told
 from headrace.controller.planning.plan import Plan
@@ -184,8 +184,8 @@ async def _train(
 ) -> Status:
     """Build the run on its record, and see it to its end."""
     async with AsyncExitStack() as stack:
-        models, beginning, pool, functions = await _loaded(outside, plan, folder, restored, runtime, stack)
-        begun, rate = beginning.version, await beginning.rest()
+        models, at_start, pool, functions = await _loaded(outside, plan, folder, restored, runtime, stack)
+        begun, rate = at_start.version, await at_start.rest()
         # First, since only now it is known how many sequences it decodes together.
         lineage = Lineage(begun.branch, store.checkpoints.lineage())
         await models.engines.start(lineage, models.trainer.receiver())
@@ -245,19 +245,19 @@ def _scaling(plan: Plan, models: Models, parts: Parts, hands: RolloutHands | Non
 
 async def _loaded(
     outside: Outside, plan: Plan, folder: Path, restored: Restored | None, runtime: Runtime, stack: AsyncExitStack
-) -> tuple[Models, Beginning, RewardPools, Workers[FunctionsWorker]]:
+) -> tuple[Models, ModelsAtStart, RewardPools, Workers[FunctionsWorker]]:
     """Models with what the run begins from, and what that is; what scores, until `stack` is closed; and who computes
     the user's functions. Those that have processes of their own load beside the models."""
-    models: list[tuple[Models, Beginning]] = []
+    models: list[tuple[Models, ModelsAtStart]] = []
     pools: list[RewardPools] = []
     functions: list[Workers[FunctionsWorker]] = []
     ask = LateAsk()
 
     async def build() -> None:
         made = await outside.models(plan, runtime, folder)
-        beginning = Beginning(plan, made, restored, runtime.clock)
-        await beginning.bring()
-        models.append((made, beginning))
+        at_start = ModelsAtStart(plan, made, restored, runtime.clock)
+        await at_start.bring()
+        models.append((made, at_start))
         if not plan.config.functions_process:
             await compute()  # nothing of the user's is imported in this process while a model is built
 
@@ -270,10 +270,10 @@ async def _loaded(
     await together(
         [build(), score(), *([compute()] if plan.config.functions_process else [])], ["models", "rewards", "functions"]
     )
-    ((made, beginning),) = models
+    ((made, at_start),) = models
     if plan.needs_engine and any(reward.judges for reward in plan.config.rewards):
         ask.answers = asker(plan, made.engines, made.judges, runtime)
-    return made, beginning, pools[0], functions[0]
+    return made, at_start, pools[0], functions[0]
 
 
 async def _supervise(parts: Parts, roles: RoleTasks, runtime: Runtime, stop: StopRequest) -> Status:

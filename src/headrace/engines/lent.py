@@ -6,15 +6,17 @@ goes on elsewhere, with the tokens that there are; taking them back ends by a de
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from headrace.engines.member import Member
 from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import EngineError, Tag
-from headrace.runtime.protocol import Clock, WaitTimeout
-from headrace.runtime.signal import Signal
+from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.together import together
+
+if TYPE_CHECKING:
+    from headrace.engines.pool import EnginePool
 
 Kill = Callable[[int, str], Awaitable[None]]
 """Ends what computes as the engine of this index, at once, for a reason."""
@@ -23,24 +25,10 @@ _LONG_S = 3600.0
 """Of one move; the deadline of putting an engine to sleep is shorter."""
 
 
-class Pool(Protocol):
-    """As far as lent engines need it."""
-
-    clock: Clock
-    changed: Signal
-
-    @property
-    def lent(self) -> Sequence[Member]: ...
-
-    def look(self) -> None: ...
-
-    def lose(self, member: Member, why: Exception) -> None: ...
-
-
 class LentEngines:
     """Of a pool. They begin lent."""
 
-    def __init__(self, pool: Pool, kill: Kill | None) -> None:
+    def __init__(self, pool: EnginePool, kill: Kill | None) -> None:
         """`kill`: None where what computes cannot be ended, being in the run's own process."""
         self._pool = pool
         self._kill = kill

@@ -9,7 +9,6 @@ from typing import Any, Literal, Protocol
 from headrace.engines.absent import AbsentEngine
 from headrace.engines.admission import AnyLine, Line, admit, admit_spread, route, to_pin
 from headrace.engines.downtime import Downtime
-from headrace.engines.engine_events import EngineEvents
 from headrace.engines.lent import Kill, LentEngines
 from headrace.engines.member import Member, Revive, summed
 from headrace.engines.pinned_engines import PinnedEngines
@@ -17,6 +16,7 @@ from headrace.engines.place import Place, RequestLoad
 from headrace.engines.pool_sleep import PoolSleep
 from headrace.engines.pool_state import EngineState, EngineView
 from headrace.engines.protocol import Engine, EngineError, EngineStats, SwapMode, SwapReport
+from headrace.observe.events import Events
 from headrace.runtime.patience import StandStill, standing_with
 from headrace.runtime.protocol import Clock
 from headrace.runtime.signal import Signal
@@ -88,13 +88,12 @@ class EnginePool:
         self.line: Line = AnyLine()
         self.changed = Signal()
         """Notified when an engine dies, comes back or takes a version, and when a pin is released."""
-        self.events = EngineEvents()
+        self.events = Events()
+        """Of its engines, to the run's record."""
         self._downtime = Downtime(clock)
         self.outage = self._downtime.outage
         """See `Downtime.outage`."""
         self._last = INITIAL
-        self.sleeps = False
-        """See `PoolSleep`."""
         self.sleep = PoolSleep(self)
 
     @classmethod
@@ -155,7 +154,7 @@ class EnginePool:
         """Whether an engine that is not lent serves a version of the run's line. None does between a return to a commit
         and the first engine that takes what the run goes on from."""
         versions = [view.version for view in self.views() if view.serves and view.version is not None and not view.lent]
-        return not self.sleeps and any(map(self.line.holds, versions))
+        return not self.sleep.is_on and any(map(self.line.holds, versions))
 
     def views(self) -> list[EngineView]:
         self.look()
@@ -362,7 +361,7 @@ class EnginePool:
         return f"{member.name}: {words}" if len(self.members) > 1 or self.judge is not None else words
 
     def recount(self) -> None:
-        """Whoever runs a member's engine has put another there."""
+        """Somebody else has changed who serves, or is to: whoever runs a member's engine, or `sleep`."""
         self._count_outage()
 
     def is_lost(self, member: Member, engine: Engine) -> bool:
@@ -375,7 +374,7 @@ class EnginePool:
             self.members[place.home].outstanding += tokens
 
     def _count_outage(self) -> None:
-        self._downtime.count(serves=any(member.serves for member in self.members), sleeps=self.sleeps)
+        self._downtime.count(serves=any(member.serves for member in self.members), sleeps=self.sleep.is_on)
 
 
 async def started(engine: Engine, receiver: WeightReceiver | None, *, attached: bool = False) -> None:

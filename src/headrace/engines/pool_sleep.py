@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from headrace.engines.member import Member
 from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import EngineError, Tag
-from headrace.runtime.protocol import Clock, WaitTimeout
-from headrace.runtime.signal import Signal
+from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.together import together
-from headrace.weights.version import Version
 
-
-class Pool(Protocol):
-    """As far as sleep needs it."""
-
-    clock: Clock
-    changed: Signal
-    sleeps: bool
-
-    @property
-    def members(self) -> Sequence[Member]: ...
-
-    @property
-    def version(self) -> Version: ...
-
-    def look(self) -> None: ...
-
-    def lose(self, member: Member, why: Exception) -> None: ...
-
-    def recount(self) -> None: ...
+if TYPE_CHECKING:
+    from headrace.engines.pool import EnginePool
 
 
 class PoolSleep:
-    """Of a pool. Until it is to `rise`, nobody has an engine take weights, or brings one back."""
-
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: EnginePool) -> None:
+        self.is_on = False
+        """The engines sleep, or are to: nobody has one take weights, or brings one back."""
         self._pool = pool
 
     async def lie_down(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
@@ -45,7 +26,7 @@ class PoolSleep:
         holds before (looked at with each change): then it is False, and they are to `rise`. What was asked of them
         waits. One that cannot sleep is lost, as one that died. Raises WaitTimeout; then the same may be asked again."""
         pool = self._pool
-        pool.sleeps = True
+        self.is_on = True
         await pool.changed.wait_until(
             lambda: until() or not (self._pins or self._moving), pool.clock, seconds, self._awaited
         )
@@ -57,7 +38,7 @@ class PoolSleep:
 
     def rise(self) -> None:
         """The engines may wake: who follows the weights has each take the newest version."""
-        self._pool.sleeps = False
+        self.is_on = False
         self._pool.recount()
         self._pool.changed.notify()
 

@@ -13,7 +13,7 @@ from headrace.experience.table import ExperienceTable
 from headrace.runtime.refs import Ref
 from headrace.store import JournalOffset
 
-_JUDGE = "filter"
+FILTER = "filter"
 """The consumer that has groups kept or dropped."""
 
 
@@ -53,7 +53,7 @@ class FinishedGroups:
         self._groups[header.key] = _Finished(place, len(rows), is_kept)
         # Metadata, text and single numbers are not counted.
         nbytes = header.nbytes + self._column_bytes * sum(one.length for one, _ in rows)
-        self._table.put(header.key, rows, group=group, nbytes=nbytes, seen_by=(_JUDGE,) if is_kept else ())
+        self._table.put(header.key, rows, group=group, nbytes=nbytes, seen_by=(FILTER,) if is_kept else ())
         if is_kept:
             self._table.write_group(header.key, "keep", True)
 
@@ -69,7 +69,7 @@ class FinishedGroups:
     def reopen(self) -> None:
         """All is to be computed of their rows again; those that are kept are not judged again."""
         for key, (_, _, is_kept) in self._groups.items():
-            self._table.reopen(key, self._rows_of(self._table.group(key)), seen_by=(_JUDGE,) if is_kept else ())
+            self._table.reopen(key, self._rows_of(self._table.group(key)), seen_by=(FILTER,) if is_kept else ())
             if is_kept:
                 self._table.write_group(key, "keep", True)
 

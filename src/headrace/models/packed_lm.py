@@ -44,8 +44,9 @@ class PackedLM(nn.Module):
     """Hidden states and logits of packed rows.
 
     When built, it runs two short samples through the model, separately and packed, and takes the first of
-    `PackedForward` that agrees with the model's own logits (or hidden states, where a new head makes 0 of all);
-    likewise for the output layer.
+    `PackedForward` that agrees with the model's own logits. An output layer that makes these of the last hidden states
+    is plain. Where a new one makes 0 of all, hidden states are compared, and it is plain if it takes as many numbers as
+    they have: a scale between the two would not be seen.
     """
 
     def __init__(self, model: PreTrainedModel, device: torch.device | None = None) -> None:
@@ -209,6 +210,7 @@ class PackedLM(nn.Module):
         hidden = self._run(self.model.base_model, tokens, positions, lengths, kind, experts)
         head = output_layer(self.model)
         width = getattr(head, "in_features", None) or getattr(head, "nx", None)
+        # Of logits that are all 0 the last says nothing.
         return kind, head is not None and width == hidden.shape[-1] and agree(self.head(hidden), logits)
 
     def _prescribed(self, tokens: Tensor) -> Tensor | None:

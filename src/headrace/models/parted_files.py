@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headrace.config.values.dtypes import SAFETENSORS_NAMES
+from headrace.config.values.dtypes import SAFETENSORS_NAMES, dtype_name
 
 _ALIGNMENT = 8
 AT_ONCE = 1 << 26
@@ -126,7 +126,7 @@ class PartedFiles:
             offsets.append(end)
             span = [end, end + tensor.size]
             told[tensor.name] = {
-                "dtype": SAFETENSORS_NAMES[str(tensor.dtype).removeprefix("torch.")],
+                "dtype": SAFETENSORS_NAMES[dtype_name(tensor.dtype)],
                 "shape": list(tensor.shape),
                 "data_offsets": span,
             }

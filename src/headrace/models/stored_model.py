@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from headrace.config.values.dtypes import dtype_name
 from headrace.models.parted_files import Box, PartedFiles
 from headrace.models.stored_names import others, stored_tensors
 
@@ -44,7 +45,7 @@ class StoredModel:
         self._files = PartedFiles(told, _NAME, limit=limit)
         self._others = {name: tensor.detach().to("cpu", copy=True) for name, tensor in more.items()}
         self._config = copy.deepcopy(model.config)
-        self._config.dtype = str(dtype).removeprefix("torch.")
+        self._config.dtype = dtype_name(dtype)
         self._config.architectures = [type(model).__name__]
         self._generation = model.generation_config if model.can_generate() else None
 

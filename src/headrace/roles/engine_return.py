@@ -26,7 +26,7 @@ async def come_back(
             attempts and after_failure(RETURN, attempts).pause_s,
         )
         await context.runtime.clock.sleep(pause)
-        if pool.sleeps or member.away:
+        if pool.sleep.is_on or member.away:
             return
         try:
             await pool.come_back(member, receiver)

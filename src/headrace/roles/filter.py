@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 
 from headrace.experience.columns import group_of
+from headrace.experience.finished_groups import FILTER
 from headrace.experience.header import GroupHeader
 from headrace.experience.leases import Row
 from headrace.experience.sample import Group
@@ -14,7 +15,6 @@ from headrace.roles.context import RoleContext
 from headrace.rollout.filters import Filter, drop_reason
 from headrace.runtime.refs import Ref
 
-NAME = "filter"
 _MOST_TOLD = 10
 
 Record = Callable[[GroupHeader, Sequence[Ref], str], Awaitable[None]]
@@ -45,7 +45,7 @@ class FilterRole:
     async def run(self) -> None:
         """Judge each group as it arrives: `keep` is written, or the group is dropped with the first reason."""
         table, flow = self._context.table, self._context.flow
-        async for lease in self._context.leases(NAME, whole_groups, "finished groups"):
+        async for lease in self._context.leases(FILTER, whole_groups, "finished groups"):
             finished = table.group(lease.rows[0].group)
             header, samples = _judged(finished.header, lease.rows), finished.refs
             table.hold(lease)

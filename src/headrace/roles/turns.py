@@ -122,7 +122,7 @@ class SharedDevices:
                 with self._context.activity.training(spent.CHANGES):
                     self._awake = False  # if one is lost meanwhile, some are, and `train` is to wake them all
                     await together(model.sleep() for model in self._models)
-            if self._pool.sleeps:
+            if self._pool.sleep.is_on:
                 self._pool.sleep.rise()
 
     async def _wake(self) -> bool:

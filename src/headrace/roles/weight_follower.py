@@ -38,7 +38,7 @@ class WeightFollowerRole:
         while True:
             self._pool.look()
             self._pool.events.tell_what_is_left()
-            if self._pool.sleeps:
+            if self._pool.sleep.is_on:
                 await self._wait()
             elif self._member.away:
                 await self._stay_away()

@@ -16,9 +16,10 @@ class WeightRelaysRole:
         self._relays = relays
 
     async def run(self) -> None:
-        """Until cancelled, as the run ends."""
+        """Until cancelled, as the run ends. Raises StoreError."""
         context, relays = self._context, self._relays
         while True:
+            relays.events.tell_what_is_left()
             due = relays.next_due()
             if due is not None and due <= 0:
                 await relays.mend()

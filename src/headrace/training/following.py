@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from headrace.weights.plane import Manifest, Received, WeightOffer, WeightReceiver
+from headrace.weights.plane import ALL, Manifest, Received, Share, WeightOffer, WeightReceiver
 from headrace.weights.receiving import receiver_at
 from headrace.weights.version import Version
 
@@ -35,9 +35,9 @@ class Following(WeightReceiver):
         """See `WeightReceiver.receive`."""
         return self._now().receive()
 
-    def receive_as(self, make: Callable[[Received], T]) -> T:
+    def receive_as(self, make: Callable[[Received], T], share: Share = ALL) -> T:
         """See `WeightReceiver.receive_as`."""
-        return self._now().receive_as(make)
+        return self._now().receive_as(make, share)
 
     def received(self) -> Received:
         """See `WeightReceiver.received`."""

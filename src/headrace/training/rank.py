@@ -122,14 +122,14 @@ class TrainerRank:
         reference: Kept | None = None,
         check: Callable[[], SwapCheck] | None = None,
         by_parts: bool = False,
-        device: torch.device | None = None,
+        device: torch.device,
     ) -> None:
         """`plane`: by which its weights leave; in this process's memory unless given. `aside`: makes one for a version
         that one receiver alone takes. `coefficient`: of a KL in the loss, which is told with the rows. `reference`: the
         copy that it keeps of its own weights, if that goes with a checkpoint. `check`: makes the swap check of the
         present weights, where they are converted or copied on their way. `by_parts`: each rank writes what it has
         of the weights into what they leave through, as they do aside; if that is in this process alone, none leave.
-        `device`: of the weights, unless that is the CPU."""
+        `device`: of the weights."""
         self._trainer = trainer
         self._services = services
         self._task = task
@@ -141,7 +141,7 @@ class TrainerRank:
         self._check = check
         self._held: HeldRows | None = None
         self._by_parts = by_parts
-        self._device = device or torch.device("cpu")
+        self._device = device
         self._writer = PartWriter()
         self._snapshot: Snapshot | None = None
         self._shown: Snapshot | None = None

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from headrace.config.values.dtypes import SAFETENSORS_NAMES
+from headrace.config.values.dtypes import SAFETENSORS_NAMES, dtype_name
 from headrace.models.parted_files import FileTensor, PartedFiles
 from headrace.training.pieces import Piece
 from headrace.training.protocol import CheckpointError
@@ -26,10 +26,7 @@ WEIGHTS = "weights.safetensors"
 _BOXES = "boxes"
 """Key of a part's metadata: of each of its tensors the shape of the whole, and where it begins, as JSON."""
 _RNG = "rng."
-_DTYPES = {
-    SAFETENSORS_NAMES[str(dtype).removeprefix("torch.")]: dtype
-    for dtype in (torch.float32, torch.float16, torch.bfloat16)
-}
+_DTYPES = {SAFETENSORS_NAMES[dtype_name(dtype)]: dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
 """By the names of safetensors: those that a state may have."""
 
 

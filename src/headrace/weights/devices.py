@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-CPU = "cpu"
+from headrace.weights.seen import CPU
 
 
 def device_name(device: torch.device) -> str:
-    """The uuid of a CUDA device; `cpu` for any other."""
+    """The uuid of a CUDA device; `CPU` for any other."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else CPU
 
 

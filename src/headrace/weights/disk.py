@@ -23,7 +23,6 @@ from headrace.weights import swap_check
 from headrace.weights.manifest import build_manifest, checksum, from_json, named_once, require_newer, to_json, verify
 from headrace.weights.plane import (
     ALL,
-    BUCKET_BYTES,
     Manifest,
     Received,
     Share,
@@ -159,24 +158,10 @@ class DiskReceiver(WeightReceiver):
         """See `WeightReceiver.received`."""
         return self._again(self._read)
 
-    def receive_buckets(
-        self,
-        take: Callable[[Mapping[str, torch.Tensor]], None],
-        limit: int = BUCKET_BYTES,
-        *,
-        begin: Callable[[Manifest], None] = lambda manifest: None,
-        share: Share = ALL,
-    ) -> Received:
-        """See `WeightReceiver.receive_buckets`: of the file no more is read than `take` does, and the share of the
-        tensors whose checksums are made."""
-
-        def load() -> Received:
-            received = self._read(share)
-            begin(received.manifest)
-            received.load(take, limit)
-            return received
-
-        return self._again(load)
+    def receive_as(self, make: Callable[[Received], T], share: Share = ALL) -> T:
+        """See `WeightReceiver.receive_as`: of the file no more is read than `make` does, and the share of the tensors
+        whose checksums are made."""
+        return make(self._again(lambda: self._read(share)))
 
     @staticmethod
     def _again(read: Callable[[], T]) -> T:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from headrace.config.values.dtypes import dtype_name
 from headrace.weights.plane import ALL, Manifest, Share, TensorEntry, WeightError
 from headrace.weights.version import Version
 
@@ -36,7 +37,7 @@ def build_manifest(version: Version, tensors: Mapping[str, torch.Tensor], *, che
     return Manifest(
         version,
         tuple(
-            TensorEntry(name, tuple(tensor.shape), dtype_name(tensor), checksum(tensor) if checksums else None)
+            TensorEntry(name, tuple(tensor.shape), dtype_name(tensor.dtype), checksum(tensor) if checksums else None)
             for name, tensor in tensors.items()
         ),
     )
@@ -52,14 +53,13 @@ def verify(manifest: Manifest, tensors: Mapping[str, torch.Tensor], source: str,
         tensor = tensors.get(entry.name)
         if tensor is None:
             raise WeightError(f"{source} lacks tensor {entry.name!r} of {manifest.version}")
-        found = (tuple(tensor.shape), dtype_name(tensor))
+        found = (tuple(tensor.shape), dtype_name(tensor.dtype))
         if found != (entry.shape, entry.dtype):
             raise WeightError(
                 f"{source}: {entry.name!r} of {manifest.version} is {found[1]}{list(found[0])}, published as "
                 f"{entry.dtype}{list(entry.shape)}"
             )
-        is_own = number % share.of == share.number
-        if is_own and entry.checksum is not None and checksum(tensor) != entry.checksum:
+        if share.has(number) and entry.checksum is not None and checksum(tensor) != entry.checksum:
             raise WeightError(f"{source}: {entry.name!r} of {manifest.version} is damaged (checksum differs)")
 
 
@@ -81,7 +81,3 @@ def checksum(tensor: torch.Tensor) -> int:
     """CRC-32 of the contiguous bytes, copied from the device first where there is one."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return zlib.crc32(flat.view(torch.uint8).numpy().data)
-
-
-def dtype_name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from headrace.config.values.dtypes import dtype_name
 from headrace.weights.plane import BUCKET_BYTES, WeightError
 from headrace.weights.seen import Seen
 
@@ -55,7 +56,7 @@ def send_parts(peers: Peers, rank: int, boxes: Sequence[tuple[str, Sequence[int]
     """`boxes`: of each the tensor's name, where it begins, what it holds, and the dtype of the version. By whom `rank`
     takes them from. Raises RuntimeError."""
     told: list[Told] = [
-        (name, begin, tensor.shape, _name(dtype), tensor.numel() * dtype.itemsize)
+        (name, begin, tensor.shape, dtype_name(dtype), tensor.numel() * dtype.itemsize)
         for name, begin, tensor, dtype in boxes
     ]
     text = torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8)
@@ -95,7 +96,7 @@ def _box(tensors: Mapping[str, Tensor], told: Told) -> Tensor | None:
     """Where it belongs; None if there is no such place."""
     name, begin, shape, dtype, _ = told
     whole = tensors.get(name)
-    if whole is None or _name(whole.dtype) != dtype or whole.dim() != len(shape):
+    if whole is None or dtype_name(whole.dtype) != dtype or whole.dim() != len(shape):
         return None
     if any(b < 0 or b + n > size for b, n, size in zip(begin, shape, whole.shape, strict=True)):
         return None
@@ -121,7 +122,3 @@ def _buckets(told: Sequence[Told]) -> Iterator[tuple[int, list[tuple[int, int]]]
 def _view(buffer: Tensor, place: int, told: Told, dtype: torch.dtype) -> Tensor:
     _, _, shape, _, size = told
     return buffer[place : place + size].view(dtype).view(tuple(shape))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

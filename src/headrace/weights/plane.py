@@ -35,6 +35,10 @@ class Share:
     number: int
     of: int
 
+    def has(self, place: int) -> bool:
+        """Whether the tensor at this place of the manifest is in it."""
+        return place % self.of == self.number
+
 
 ALL = Share(0, 1)
 """Of who takes it alone."""
@@ -191,9 +195,10 @@ class WeightReceiver(Protocol):
         """
         ...
 
-    def receive_as(self, make: Callable[[Received], T]) -> T:
+    def receive_as(self, make: Callable[[Received], T], share: Share = ALL) -> T:
         """What `make` makes of the newest whole version: with one copy less than by `receive`, for who copies or
-        converts the tensors anyway. It may be called again, where a version was overtaken. Blocking. Raises as
+        converts the tensors anyway. It may be called again, where a version was overtaken. With a `share` no more has
+        to be looked at for damage: the version is whole once this has returned for all of them. Blocking. Raises as
         `receive`, and what `make` raises."""
         return make(self.received())
 
@@ -211,12 +216,12 @@ class WeightReceiver(Protocol):
     ) -> Received:
         """Have `take` load the newest whole version in place, bucket by bucket; from the first bucket again, where a
         version was overtaken. `begin` is called before, and may refuse it. What was loaded is of one version only once
-        this returns; with a `share`, once it has for all of them. Blocking. Raises as `receive`, and what the two
-        raise."""
+        this returns; with a `share`, once it has for all of them (`receive_as`). Blocking. Raises as `receive`, and
+        what the two raise."""
 
         def load(received: Received) -> Received:
             begin(received.manifest)
             received.load(take, limit)
             return received
 
-        return self.receive_as(load)
+        return self.receive_as(load, share)

@@ -12,7 +12,6 @@ from headrace.weights.disk import DiskReceiver
 from headrace.weights.in_process import memory_receiver
 from headrace.weights.plane import (
     ALL,
-    BUCKET_BYTES,
     Manifest,
     Received,
     Share,
@@ -57,30 +56,14 @@ class HeldTo(WeightReceiver):
         self._require(received.manifest)
         return received
 
-    def receive_as(self, make: Callable[[Received], T]) -> T:
+    def receive_as(self, make: Callable[[Received], T], share: Share = ALL) -> T:
         """See `WeightReceiver.receive_as`."""
 
         def held(received: Received) -> T:
             self._require(received.manifest)
             return make(received)
 
-        return self._receiver.receive_as(held)
-
-    def receive_buckets(
-        self,
-        take: Callable[[Mapping[str, torch.Tensor]], None],
-        limit: int = BUCKET_BYTES,
-        *,
-        begin: Callable[[Manifest], None] = lambda manifest: None,
-        share: Share = ALL,
-    ) -> Received:
-        """See `WeightReceiver.receive_buckets`."""
-
-        def held(manifest: Manifest) -> None:
-            self._require(manifest)
-            begin(manifest)
-
-        return self._receiver.receive_buckets(take, limit, begin=held, share=share)
+        return self._receiver.receive_as(held, share)
 
     def _require(self, manifest: Manifest) -> None:
         offer = self._offer

@@ -10,6 +10,8 @@ from typing import Literal
 from headrace.runtime.machine import boot_id, loopback_here
 from headrace.runtime.process.site import site_parent
 
+CPU = "cpu"
+"""The device of weights in the host's memory."""
 Way = Literal["memory", "cuda_ipc", "shm", "collective"]
 
 
@@ -23,8 +25,8 @@ class Seen:
     """The file system that it shares memory with others by: containers of one machine may have one each."""
     process: int
     """Of the machine."""
-    device: str = "cpu"
-    """Of its weights: the uuid of a CUDA device, or `cpu`."""
+    device: str
+    """Of its weights: the uuid of a CUDA device (`device_name`), or `CPU`."""
     loopback: str = ""
     """See `loopback_here`."""
 
@@ -37,8 +39,8 @@ class Seen:
         return bool(self.loopback) and self.loopback == other.loopback
 
 
-def seen_here(device: str = "cpu") -> Seen:
-    """By the process that asks."""
+def seen_here(device: str) -> Seen:
+    """By the process that asks. `device`: of its weights."""
     return Seen(boot_id(), str(site_parent().stat().st_dev), os.getpid(), device, loopback_here())
 
 
@@ -48,7 +50,7 @@ def way_between(source: Seen, end: Seen) -> Way:
     if here and source.process == end.process:
         return "memory"
     if here:
-        return "cuda_ipc" if source.device == end.device != "cpu" else "shm"
+        return "cuda_ipc" if source.device == end.device != CPU else "shm"
     return "collective"
 
 

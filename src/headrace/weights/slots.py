@@ -28,8 +28,10 @@ from headrace.weights import swap_check
 from headrace.weights.copies import copy_each
 from headrace.weights.manifest import build_manifest, from_json, named_once, require_newer, to_json
 from headrace.weights.plane import (
+    ALL,
     Manifest,
     Received,
+    Share,
     Snapshot,
     TensorEntry,
     WeightError,
@@ -297,10 +299,10 @@ class SlotReceiver(WeightReceiver, ABC):
         manifest, check = self._receive_into(into)
         return Received(manifest, MappingProxyType(into), lasts=True, check=check)
 
-    def receive_as(self, make: Callable[[Received], T]) -> T:
+    def receive_as(self, make: Callable[[Received], T], share: Share = ALL) -> T:
         """See `WeightReceiver.receive_as`: from the slot itself."""
         if not self.reads_in_place:
-            return super().receive_as(make)
+            return super().receive_as(make, share)
         for _ in range(_TRIES):
             newest = self._newest()
             if newest is None:

@@ -35,3 +35,8 @@ SAFETENSORS_NAMES: Mapping[str, str] = MappingProxyType(
     }
 )
 """As the header of a safetensors file calls them."""
+
+
+def dtype_name(dtype: object) -> str:
+    """`dtype`: a `torch.dtype`, or its name, as `torch.float32`, which is `float32` then."""
+    return str(dtype).removeprefix("torch.")

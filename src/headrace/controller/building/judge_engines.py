@@ -71,7 +71,7 @@ class LateAsk:
 def returns_of(judges: Sequence[EnginePool], context: RoleContext, recorder: Recorder) -> list[EngineReturnRole]:
     """Who brings back the judges' engines. What becomes of them is recorded, and the run's roles look."""
     for pool in judges:
-        pool.events.sink = recorder.event
+        pool.events.tell_to(recorder.event)
         pool.changed.listen(context.flow.changed.notify)
     return [EngineReturnRole(context, pool, member) for pool in judges for member in pool.members]
 

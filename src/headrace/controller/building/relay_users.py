@@ -11,8 +11,9 @@ from typing import Any
 from headrace.roles.workers.relay import RelaySpec
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
-from headrace.weights.relay.relays import SOURCE, Relays
-from headrace.weights.seen import Seen, needs_relay
+from headrace.weights.relay.journey import SOURCE
+from headrace.weights.relay.relays import Relays
+from headrace.weights.seen import CPU, Seen, needs_relay
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class RelayUsers:
         if rank == SOURCE:
             return self.source.device
         end = self.ends.get(self.beside(rank))
-        return "cpu" if end is None else end.device
+        return CPU if end is None else end.device
 
     def comes(self, worker: str) -> None:
         """The next relay that is made is beside it."""

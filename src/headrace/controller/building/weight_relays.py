@@ -19,8 +19,9 @@ from headrace.runtime.together import together
 from headrace.runtime.workers import Handle, Placement
 from headrace.training.group import TrainerGroup
 from headrace.weights.addresses import LOOPBACK
-from headrace.weights.relay.relays import SOURCE, Relays
-from headrace.weights.seen import Seen, seen_here
+from headrace.weights.relay.journey import SOURCE
+from headrace.weights.relay.relays import Relays
+from headrace.weights.seen import CPU, Seen, seen_here
 
 
 async def weight_relays(
@@ -37,7 +38,7 @@ async def weight_relays(
     source = await trainer.sees()
     ends = await _ends(engines, proximal)
     users = RelayUsers(f"{trainer.name}/0", source, ends, each=config.weights.transport == "collective")
-    here = seen_here()
+    here = seen_here(CPU)
     if not users.by_rank and all(here.shares_memory(each) for each in (source, *ends.values())):
         return None
     away = [name for name, end in ends.items() if not source.shares_loopback(end)]

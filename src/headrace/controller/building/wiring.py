@@ -178,9 +178,9 @@ def connect(
     published, pool = Signal(), models.engines
     published.listen(pool.changed.notify)
     pool.changed.listen(flow.changed.notify)
-    pool.events.sink = recorder.event
+    pool.events.tell_to(recorder.event)
     if models.relays is not None:
-        models.relays.tell_to(recorder.event)
+        models.relays.events.tell_to(recorder.event)
         models.relays.changed.listen(published.notify)
     judges = [*models.judges.values()]
     turns = _turns(plan, context, models)

@@ -40,7 +40,7 @@ def trained_bytes_of(
     every, fullest = of_stages(layout, parameters, text)
     one = _FLOAT32 * every * layout.model_replicas
     if layout.stage and device.type != "cpu":
-        one = -(-_FLOAT32 * fullest // (layout.ranks // layout.model_replicas // layout.pp))
+        one = -(-_FLOAT32 * fullest // layout.ranks_of_pp_stage)
     if not own.optimizer.offload or device.type == "cpu":
         return TrainedBytes(one, one, 2 * one)
     if layout.stage:
@@ -55,9 +55,7 @@ def scored_bytes_of(layout: LayoutConfig, parameters: int, text: Any, dtype: str
     one = ITEM_BYTES[dtype] * (every if layout.stage else parameters)
     if device.type == "cpu":
         return one * layout.model_replicas
-    return (
-        -(-ITEM_BYTES[dtype] * fullest // (layout.ranks // layout.model_replicas // layout.pp)) if layout.stage else one
-    )
+    return -(-ITEM_BYTES[dtype] * fullest // layout.ranks_of_pp_stage) if layout.stage else one
 
 
 def gathered(layout: LayoutConfig, parameters: int, text: Any, device: torch.device) -> int:

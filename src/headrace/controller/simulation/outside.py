@@ -45,6 +45,7 @@ from headrace.training.rank import TrainerRank, policy_task, value_task
 from headrace.training.rank_workers import RankHere
 from headrace.training.simulated import SimulatedReference, SimulatedScorer, SimulatedTrainer, TrainerCosts
 from headrace.weights.plane import WeightReceiver
+from headrace.weights.seen import CPU
 from headrace.weights.version import INITIAL, Lineage, Version
 
 NO_FUNCTIONS_FAULTS = FunctionsFaults()
@@ -120,7 +121,8 @@ class SimulatedOutside:
 
         task = policy_task(trainer, runtime.refs, algorithm, own_proximal=config.own_proximal)
         kept = SimulatedReference(trainer, self.files)
-        policy = await _group("trainer", TrainerRank(trainer, runtime, task, reference=kept), runtime)
+        device = torch.device(CPU)
+        policy = await _group("trainer", TrainerRank(trainer, runtime, task, reference=kept, device=device), runtime)
         models = Models(
             policy, self._engines(config.engine, runtime), KLCoefficient(algorithm.kl, plan.pieces.kl_controller)
         )
@@ -129,7 +131,7 @@ class SimulatedOutside:
             told = self._hazards.trainer("critic", lambda word, what: None)
             critic = SimulatedTrainer(self.files, charge, costs.critic, lr=config.critic.optimizer.lr, watch=told)
             self.trained["critic"] = critic
-            rank = TrainerRank(critic, runtime, value_task(critic, runtime.refs, algorithm))
+            rank = TrainerRank(critic, runtime, value_task(critic, runtime.refs, algorithm), device=device)
             models = replace(models, critic=await _group("critic", rank, runtime))
         if algorithm.needs_reference and config.reference.placement != "hybrid":
             models = replace(models, reference=scorer("reference"))

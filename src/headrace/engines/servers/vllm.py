@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.config.errors import ConfigError
+from headrace.config.values.dtypes import dtype_name
 from headrace.engines.protocol import FinishReason, GenerateRequest, RequestError, SwapMode
 from headrace.engines.servers.dialect import Expected, Piece, Span
 from headrace.engines.servers.http import ServerGone, ServerHttp, ServerRefused
@@ -126,7 +127,7 @@ class VllmDialect:
                 f"{where} tells {told['max_logprobs']} log-probs of a token at most, and kept sets need {most} here; "
                 f"start it with --max-logprobs {most}"
             )
-        if told["dtype"].removeprefix("torch.") != expected.dtype:
+        if dtype_name(told["dtype"]) != expected.dtype:
             raise ConfigError(
                 f"{where} computes in {told['dtype']}, and engine.dtype is {expected.dtype}; start it with "
                 f"--dtype {expected.dtype}, or set engine.dtype"

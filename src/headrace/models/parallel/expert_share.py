@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from headrace.models.parallel.collectives import Group, traded
+from headrace.models.parallel.own_part import own_part
 from headrace.models.parallel.shared_pass import Ranks
 
 _SHARE = "headrace_expert_share"
@@ -51,7 +52,7 @@ def share_experts(model: nn.Module, mesh: DeviceMesh) -> list[nn.Module]:
 def _forward(module: Any, hidden: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
     """`hidden` [N, D], and of each token the numbers of its `experts` and their `weights`, [N, k], to [N, D]."""
     ranks: Ranks = getattr(module, _SHARE)
-    gate_up, down = (_own(getattr(module, name)) for name in ("gate_up_proj", "down_proj"))
+    gate_up, down = (own_part(getattr(module, name)) for name in ("gate_up_proj", "down_proj"))
     here = len(gate_up)
     flat = experts.flatten()
     order = flat.argsort(stable=True)
@@ -75,10 +76,6 @@ def _gated(module: Any, states: Tensor) -> Tensor:
     gate, up = states.chunk(2, dim=-1)
     gated: Tensor = module.act_fn(gate) * up
     return gated
-
-
-def _own(weight: Tensor) -> Tensor:
-    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def _told(counts: Tensor, group: Group) -> Tensor:

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from headrace.models.parallel.own_part import own_part
 from headrace.models.routing import gates
 
 
@@ -28,8 +29,6 @@ class OfOwnTokens(ParallelStyle):
 
 def _forward(router: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """[..., D] to logits [N, experts], and of each token's experts the gates and the numbers, [N, k]."""
-    weight = router.weight
-    own = weight.to_local(grad_placements=[Partial()]) if isinstance(weight, DTensor) else weight
-    logits = F.linear(hidden.reshape(-1, hidden.shape[-1]), own)
+    logits = F.linear(hidden.reshape(-1, hidden.shape[-1]), own_part(router.weight, [Partial()]))
     chosen = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(router.top_k, dim=-1).indices
     return logits, gates(router, logits, chosen), chosen

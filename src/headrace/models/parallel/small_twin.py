@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _LAYERS, _WIDTH, _BETWEEN, _VOCABULARY = 4, 256, 16, 64
 _MOST = 16 * 2**20
-"""Parameters; a model that has more of them all the same takes its time."""
+"""Parameters of a small model that is built and probed. One that has more all the same, as with many layers of kinds of
+their own or many experts, would take its time: only what its outline tells is told of it."""
 _HEAD = 16
 """Of each head, in a model whose heads are too wide for so small a width."""
 
@@ -34,11 +35,10 @@ def check_cut(config: PreTrainedConfig, *, shared: bool, stages: int, gives_valu
         if gives_values:
             small.num_labels = 1
         model = outline(small, "", kind)
-        can, lm = may_keep_segments(model), None
-        if can and model.num_parameters() <= _MOST and config.get_text_config() is config:
-            lm = _made(small, kind)
     except Exception:  # whatever an architecture makes of sizes that it cannot have
         return
+    can = may_keep_segments(model)
+    lm = _made(config, small, kind) if can and model.num_parameters() <= _MOST else None
     if not can and shared:
         raise not_shareable(model)
     if not can and stages > 1:
@@ -49,12 +49,18 @@ def check_cut(config: PreTrainedConfig, *, shared: bool, stages: int, gives_valu
         require_stages(lm, stages)
 
 
-def _made(config: PreTrainedConfig, kind: Any) -> PackedLM:
-    """On the CPU, in float32."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = kind.from_config(config, trust_remote_code=False, dtype=torch.float32, **attention_of(config))
-    return PackedLM(model.eval())
+def _made(config: PreTrainedConfig, small: Any, kind: Any) -> PackedLM | None:
+    """On the CPU, in float32. None where it cannot be built or run, and where `config` has more than a decoder of
+    text."""
+    try:
+        if config.get_text_config() is not config:
+            return None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = kind.from_config(small, trust_remote_code=False, dtype=torch.float32, **attention_of(small))
+        return PackedLM(model.eval())
+    except Exception:  # as above
+        return None
 
 
 def _shrunk(config: Any, layers: int) -> Any:

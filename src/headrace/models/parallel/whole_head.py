@@ -11,6 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from headrace.models.parallel.own_part import own_part
+
 
 class WholeHead(ParallelStyle):
     """Of a linear layer that all ranks of the mesh compute over the same states, of which they make the same loss: each
@@ -28,8 +30,4 @@ class WholeHead(ParallelStyle):
 def _forward(head: Any, hidden: Tensor) -> Tensor:
     """[M, hidden] to [M, classes]."""
     bias = head.bias
-    return F.linear(hidden, _own(head.weight), None if bias is None else _own(bias))
-
-
-def _own(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return F.linear(hidden, own_part(head.weight), None if bias is None else own_part(bias))

@@ -22,6 +22,7 @@ from headrace.training.layouts.ranks import layout_of
 from headrace.training.protocol import StepReport, Written
 from headrace.training.rank_device import numbered_device, rank_device
 from headrace.training.replicas import At, MeetingPlace
+from headrace.weights.devices import device_name
 from headrace.weights.seen import Seen, seen_here
 
 _CONFIGS = {"sft_config": SFTConfig, "rm_config": RMConfig, "dpo_config": DPOConfig}
@@ -62,12 +63,13 @@ class OfflineRank:
         layout = layout_of(spec.config.trainer.layout)
         device = _device(spec, host.rank)
         self._trained = model_of(spec.config, device, spec.steps, layout)
+        self._device = device
         self._meeting = MeetingPlace()
         self._tells = True
 
     def sees(self) -> Seen:
         """See `TrainerRank.sees`."""
-        return seen_here()
+        return seen_here(device_name(self._device))
 
     def meet(self, seconds: float, host: str) -> At:
         """See `TrainerRank.meet`."""

@@ -20,7 +20,7 @@ from headrace.training.scoring import Scoring
 from headrace.training.shared_passes import SharedPasses, of_refs
 from headrace.training.taking import taken
 from headrace.weights.plane import WeightError, WeightReceiver
-from headrace.weights.seen import Seen, seen_here
+from headrace.weights.seen import CPU, Seen, seen_here
 from headrace.weights.version import Version
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class OnLane:
 
     async def sees(self) -> Sequence[Seen]:
         """See `AskedModel.sees`."""
-        return (seen_here(),)
+        return (seen_here(CPU),)
 
     async def take(self, receivers: Sequence[WeightReceiver]) -> Version:
         """See `AskedModel.take`."""

@@ -45,11 +45,12 @@ class EngineHost(Generic[E]):
     """What is asked of it by a client ends when the client's stream of outputs does."""
 
     _engine: E
-    _device = "cpu"
-    """Of its weights, where Headrace has them: see `Seen.device`."""
+    _device: str
+    """Of its weights: see `Seen.device`."""
 
     def __init__(self, services: Services, *, returns: bool) -> None:
-        """`_engine` is to be set before anything is asked. `returns`: whether somebody brings it back once it died."""
+        """`_engine` and `_device` are to be set before anything is asked. `returns`: whether somebody brings it back
+        once it died."""
         self._services = services
         self._returns = returns
         self._clients: dict[str, _Client] = {}

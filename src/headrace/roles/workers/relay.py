@@ -15,7 +15,7 @@ from headrace.weights.devices import nccl_devices
 from headrace.weights.relay.journey import RELAY_TYPES, Found, Journey, Meeting, Plane, Sent
 from headrace.weights.relay.line import STILL_S
 from headrace.weights.relay.relay import Relay
-from headrace.weights.seen import Seen, seen_here
+from headrace.weights.seen import CPU, Seen, seen_here
 from headrace.weights.transport import of_this_life
 
 
@@ -44,7 +44,7 @@ class RelayWorker:
         self._relay = Relay(of_this_life("shm", folder), spec.still_s)
 
     def sees(self) -> Seen:
-        return seen_here()
+        return seen_here(CPU)
 
     def plane(self, host: str) -> Plane:
         """Where what it keeps is found, the address of this machine as one at `host` sees it, and its devices. Raises

@@ -23,6 +23,7 @@ from headrace.runtime.ports import free_port
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.weights.plane import Received, WeightError, WeightOffer, WeightReceiver
+from headrace.weights.seen import CPU
 from headrace.weights.version import Version
 
 _LOOK_S = 0.25
@@ -60,6 +61,9 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
     types: ClassVar[WireTypes] = ENGINE_TYPES.with_types(
         WireTypes({"server_spec": ServerSpec, "server_launch": ServerLaunch, "limits": Limits, "expected": Expected})
     )
+
+    _device = CPU
+    """Its weights come to it in the host's memory, wherever it keeps them."""
 
     def __init__(self, spec: ServerSpec, host: Host) -> None:
         super().__init__(host, returns=spec.returns)

@@ -141,7 +141,7 @@ class CriticWorker(TrainerRank):
             layout=layout_of(config.critic.layout),
             source=source,
         )
-        super().__init__(trainer, host, value_task(trainer, host.refs, algorithm))
+        super().__init__(trainer, host, value_task(trainer, host.refs, algorithm), device=device)
 
 
 def _policy(spec: TrainerSpec, host: Host) -> tuple[PreTrainedModel, type[WholeWeights], FileWeights | None]:

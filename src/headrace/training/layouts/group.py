@@ -21,6 +21,7 @@ from headrace.training.merging import gathered, merged, plain
 from headrace.training.replicas import At, Meeting, come_to
 from headrace.training.sums import BatchSums
 from headrace.weights.addresses import GLOO, NCCL, speaking_from
+from headrace.weights.devices import device_name
 from headrace.weights.seen import Seen, seen_here
 
 _STAGES, _SHARDS, _TENSOR = "stages", "shards", "tensor"
@@ -39,7 +40,7 @@ class RankGroup:
         self.rank = rank
         self.stage = layout.place(rank).pp
         self._wait = timedelta(seconds=seconds)
-        self._device_type = device.type
+        self._device = device
         store, self._address = come_to(meeting, seconds)
         with speaking_from(self._address, GLOO, *[] if is_loopback(self._address) else [NCCL]):
             self._make_groups(store, device)
@@ -75,7 +76,7 @@ class RankGroup:
         every = torch.arange(layout.size).view(layout.pp, copies, sharing)
         with speaking_from(self._address, GLOO):
             groups = [self.stages, self._along(every, 1), self._along(every, 2)]
-        mesh = DeviceMesh.from_group(groups, self._device_type, every, mesh_dim_names=(_STAGES, _COPIES, _EXPERTS))
+        mesh = DeviceMesh.from_group(groups, self._device.type, every, mesh_dim_names=(_STAGES, _COPIES, _EXPERTS))
         return mesh[_COPIES, _EXPERTS]
 
     def shared_pass(self) -> SharedPass | None:
@@ -87,7 +88,8 @@ class RankGroup:
 
     def sees(self) -> list[Seen]:
         """See `Peers`."""
-        return [Seen(**told) for told in gathered(dist.group.WORLD, self.layout.size, asdict(seen_here()))]
+        here = asdict(seen_here(device_name(self._device)))
+        return [Seen(**told) for told in gathered(dist.group.WORLD, self.layout.size, here)]
 
     def send(self, tensor: Tensor, rank: int) -> None:
         """See `Peers`: in the host's memory."""

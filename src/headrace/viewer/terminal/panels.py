@@ -81,6 +81,12 @@ def speed(snapshot: Snapshot, height: int) -> Panel:
     last = snapshot.last
     # On one that left the policy as it is there is nothing to measure.
     stepped = last if last is not None and no_step(last) is None else None
+    kept, sent = [], []
+    if last is not None and last.kept_mass is not None:
+        kept.append(("kept mass", decimal(last.kept_mass), "on what top-p and top-k keep"))
+    if snapshot.carried is not None:
+        way = snapshot.carried.data
+        sent.append(("sent", amount(way["bytes_per_s"]), f"B/s, new weights, {way['transport']}"))
     rows = [
         ("generated", amount(snapshot.generated_per_s), "tok/s"),
         ("trained", amount(snapshot.trained_per_s), "tok/s"),
@@ -91,21 +97,17 @@ def speed(snapshot: Snapshot, height: int) -> Panel:
             for name, value in (last.reward_sources if last else {}).items()
         ),
         ("scoring", brief(snapshot.reward_call_p50_s), f"p50; p99 {brief(snapshot.reward_call_p99_s)}"),
+        *kept,
         ("mismatch", decimal(snapshot.mismatch, 4), "engine to trainer"),
         ("drift", decimal(stepped.drift_mean_abs, 4) if stepped else "-", "since sampled"),
         ("clipped", percent(stepped.clip_fraction) if stepped else "-", "of tokens"),
         ("swaps", brief(snapshot.swap_stall_s), "engines stalled, in all"),
+        *sent,
         ("weights", decimal(stepped.behavior_weight_mean, 2) if stepped else "-", "proximal / behaviour, mean"),
         ("KL", decimal(stepped.approx_kl, 4) if stepped else "-", "behaviour to current"),
         ("entropy", decimal(last.entropy) if last else "-", "nats, mean"),
         ("lr", f"{last.lr:.2g}" if last else "-", ""),
     ]
-    if snapshot.carried is not None:
-        way = snapshot.carried.data
-        after = 1 + [name for name, _, _ in rows].index("swaps")
-        rows.insert(after, ("sent", amount(way["bytes_per_s"]), f"B/s, new weights, {way['transport']}"))
-    if last is not None and last.kept_mass is not None:
-        rows.insert(4, ("kept mass", decimal(last.kept_mass), "on what top-p and top-k keep"))
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True, max_width=_WIDEST_NAME)
     table.add_column(justify="right", style="bold", no_wrap=True)

@@ -10,6 +10,9 @@ from headrace.weights.plane import Manifest, WeightOffer
 from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import Version
 
+SOURCE = 0
+"""Rank of the source's relay, and its place in every group."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plane:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+from headrace.weights.relay.faults import Fault, may_be_nccl, refusal
 from headrace.weights.seen import speak_by_nccl
 
 MOST_FAULTS = 3
@@ -14,7 +15,7 @@ class NcclUse:
     def __init__(self, device_of: Callable[[int], str] | None) -> None:
         """`device_of`: that of the weights of whoever a relay, by its rank, is beside (`Seen.device`); None: never."""
         self.is_used = False
-        """By the group that was formed last."""
+        """By the group that there is, or that comes together."""
         self._device_of = device_of
         self._faults = 0
 
@@ -28,21 +29,33 @@ class NcclUse:
         self.is_used = speak_by_nccl(found, usable)
         return found if self.is_used else ()
 
+    def ungrouped(self) -> None:
+        """There is no group: what fails before the next one is not NCCL's fault."""
+        self.is_used = False
+
     def succeeded(self) -> None:
         """A journey of the group has."""
         if self.is_used:
             self._faults = 0
 
-    def failed(self) -> bool:
-        """A journey has, or the group did not come together. Whether that was one time too many, and it is given up."""
-        if not self.is_used or self._device_of is None:
-            return False
+    def refused(self, faults: Collection[Fault]) -> Fault | None:
+        """A group did not come together, for these. That for which NCCL is given up, if it is."""
+        fault = refusal(faults) if self.is_used else None
+        if fault is not None:
+            self._give_up()
+        return fault
+
+    def failed(self, faults: Collection[Fault]) -> Fault | None:
+        """A journey has, or the group did not come together, for these. One of them, if it was one time too many, and
+        NCCL is given up: what fails again and again is not tried for ever."""
+        if not self.is_used or not faults or not may_be_nccl(faults):
+            return None
         self._faults += 1
         if self._faults < MOST_FAULTS:
-            return False
-        self.give_up()
-        return True
+            return None
+        self._give_up()
+        return next(iter(faults))
 
-    def give_up(self) -> None:
-        """What fails again and again is not tried for ever."""
+    def _give_up(self) -> None:
         self._device_of = None
+        self.is_used = False

@@ -6,7 +6,7 @@ goes by gloo: the end of a process is heard of there at once.
 
 Whoever waits for a message does so until its deadline; then NCCL's communicators are aborted. The first message between
 two processes makes one of these, in a call that has no deadline: who is left alone in it stands still, and is ended by
-whoever asked for the journey (`relays.py`).
+whoever asked for the journey (`calls.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
 from headrace.weights.addresses import NCCL, speaking_from
-from headrace.weights.relay.wire import TAG, GlooWire, Wait
+from headrace.weights.relay.wire import TAG, GlooWire, Wait, wait_for
 
 SHORT = 64 << 10
 """Bytes, up to which a message goes by gloo: NCCL's copies and kernels would take longer."""
@@ -35,7 +35,7 @@ class NcclFault(RuntimeError):
 class NcclWire:
     def __init__(self, store: Store, rank: int, size: int, host: str, seconds: float, device: torch.device) -> None:
         """Once all are there. `device`: of this process alone. The others as `gloo_group` has them. Raises
-        RuntimeError, OSError, NcclFault."""
+        RuntimeError or OSError where they do not come together, and NcclFault."""
         self._device = device
         self._group: Any = None
         self._short = GlooWire(PrefixStore("short", store), rank, size, host, seconds)
@@ -43,9 +43,11 @@ class NcclWire:
             with speaking_from(host, NCCL):
                 self._group = _nccl_group(PrefixStore("long", store), rank, size, seconds)
                 self._meet(size, seconds)
-        except (ImportError, RuntimeError, ValueError) as error:  # the last where a process sees no device
+        except BaseException as error:
             self.close()
-            raise NcclFault(f"NCCL on {device}: {error}") from error
+            if isinstance(error, ImportError | RuntimeError | ValueError | OSError):
+                raise NcclFault(f"NCCL on {device}: {error}") from error
+            raise
 
     def send(self, part: Tensor, rank: int) -> Wait:
         """See `Wire.send`."""
@@ -72,7 +74,7 @@ class NcclWire:
     def _meet(self, size: int, seconds: float) -> None:
         """All add up: what is wrong with NCCL here is known before a version leaves."""
         found = torch.ones(1, device=self._device)
-        _wait(self._group.allreduce([found]), seconds)
+        wait_for(self._group.allreduce([found]), seconds)
         if int(found) != size:
             raise RuntimeError(f"a sum over {size} processes is {int(found)}")
 
@@ -87,22 +89,18 @@ class _OnDevice:
     """Where they belong, if they come."""
 
     def __call__(self, seconds: float) -> None:
-        """See `Wait`."""
-        _wait(self.work, seconds)
+        """See `Wait`. What is late is aborted."""
+        wait_for(self.work, seconds)
         if self.into is not None:
             self.into.copy_(self.held)
 
 
 def _nccl_group(store: Store, rank: int, size: int, seconds: float) -> Any:
-    """Raises ImportError, RuntimeError, ValueError."""
+    """Raises ImportError, RuntimeError, OSError of an address that no interface has, and ValueError where this process
+    sees no device."""
     from torch.distributed.distributed_c10d import ProcessGroupNCCL  # a torch without CUDA has none
 
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # waits abort and raise, and no thread ends the process for them
     options = ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=seconds)
     return ProcessGroupNCCL(store, rank, size, options)
-
-
-def _wait(work: Any, seconds: float) -> None:
-    """Until the device has done it; what is late is aborted. Raises RuntimeError."""
-    work.wait(timedelta(seconds=seconds))

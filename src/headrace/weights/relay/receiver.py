@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from headrace.weights.plane import Manifest, Received, WeightOffer, WeightReceiver
+from headrace.weights.plane import ALL, Manifest, Received, Share, WeightOffer, WeightReceiver
 from headrace.weights.receiving import receiver_of
 from headrace.weights.relay.relays import Relays
 from headrace.weights.version import Version
@@ -45,9 +45,9 @@ class OverRelays(WeightReceiver):
         """See `WeightReceiver.received`."""
         return self._published.received()
 
-    def receive_as(self, make: Callable[[Received], T]) -> T:
+    def receive_as(self, make: Callable[[Received], T], share: Share = ALL) -> T:
         """See `WeightReceiver.receive_as`."""
-        return self._published.receive_as(make)
+        return self._published.receive_as(make, share)
 
 
 class NearWorker(WeightReceiver):
@@ -77,9 +77,9 @@ class NearWorker(WeightReceiver):
         """As `receive`."""
         return self._now().received()
 
-    def receive_as(self, make: Callable[[Received], T]) -> T:
+    def receive_as(self, make: Callable[[Received], T], share: Share = ALL) -> T:
         """As `receive`."""
-        return self._now().receive_as(make)
+        return self._now().receive_as(make, share)
 
     def _now(self) -> WeightReceiver:
         rank = self._relays.rank_of(self._worker)

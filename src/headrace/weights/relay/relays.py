@@ -1,4 +1,4 @@
-"""The relays of a run, as the controller has them: forms their groups, and has versions leave along chains.
+"""The relays of a run, as the controller has them: has versions leave along chains of them.
 
 A version is at a relay once that says so. One that cannot be reached is left out, told of, made anew if it was lost,
 and given the newest version by itself. A group is formed anew when relays come, leave or fail; what fails leaves every
@@ -10,30 +10,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
-from headrace.observe.events import EventSink
+from headrace.observe.events import Events
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import pause_after
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
 from headrace.weights.addresses import LOOPBACK
 from headrace.weights.plane import WeightError, WeightOffer
+from headrace.weights.relay.calls import RelayCalls
 from headrace.weights.relay.chain_order import chain_order
-from headrace.weights.relay.journey import Found, Journey, Meeting, Plane, Sent
-from headrace.weights.relay.line import STILL_S, NcclError, PeerError
+from headrace.weights.relay.faults import Fault, is_of_peer
+from headrace.weights.relay.journey import SOURCE, Found, Journey, Plane, Sent
+from headrace.weights.relay.meetings import Meetings
 from headrace.weights.relay.nccl_use import NcclUse
 from headrace.weights.relay.relay_place import RelayPlace
 from headrace.weights.version import Version
-
-SOURCE = 0
-"""Its rank, and its place in every group."""
-_LAST_WORDS_S = STILL_S + 5.0
-"""In which all of a journey that failed have to have said so: a peer's end is known at once, its silence later."""
-_SHORT_S = 60.0
-"""Of calls that wait for nobody else, or for a group to come together."""
-Fault = Exception
 
 
 class Relays:
@@ -52,27 +45,24 @@ class Relays:
         machine at which relays meet. `deltas`: whether what changed is sent where a receiver has the version before.
         `summed`: whether what goes whole has checksums. `device_of`: see `NcclUse`."""
         self.changed = Signal()
-        """A version is at a relay, or one was lost."""
+        """A version is at a relay, or one was lost or left out."""
         workers.changed.listen(self.changed.notify)
+        self.events = Events()
+        """To the run's record."""
         self.newest: WeightOffer | None = None
         """At the source."""
         self._workers = workers
         self._clock = clock
+        self._calls = RelayCalls(workers, clock, seconds)
         self._host = host
-        self._seconds = seconds
+        self._meetings = Meetings(self._calls, host, NcclUse(device_of), self.events.report)
         self._deltas = deltas
         self._summed = summed
         self._places: dict[int, RelayPlace] = {}
         self._rank_of: dict[str, int] = {}
-        self._group: tuple[int, ...] = ()
-        self._port: int | None = None
-        self._numbers = count()
         self._turn = asyncio.Lock()
         self._address = ""
-        self._tell: EventSink | None = None
-        self._untold: list[tuple[str, dict[str, Any]]] = []
         self._before: Version | None = None
-        self._nccl = NcclUse(device_of)
 
     async def take_in(self, rank: int, users: Sequence[str] = ()) -> None:
         """A relay that is there: the source's first. `users`: the workers that take versions from it. Raises
@@ -90,15 +80,8 @@ class Relays:
             if rank is None or rank in self._rank_of.values():
                 return
             del self._places[rank]
-            self._group = ()
+            self._meetings.part()
         await self._workers.leave(rank)
-
-    def tell_to(self, tell: EventSink) -> None:
-        """`tell` is given events of the run, those before it was there first."""
-        self._tell = tell
-        untold, self._untold = self._untold, []
-        for event in untold:
-            tell(*event)
 
     def rank_of(self, worker: str) -> int | None:
         """The relay of a worker; None for one that takes versions from the source itself."""
@@ -195,7 +178,7 @@ class Relays:
         if not await self._made_anew(SOURCE):
             return False
         try:
-            found: Found = await self._call(SOURCE, "look", self._address, what="what there is to be sent")
+            found: Found = await self._calls.one(SOURCE, "look", self._address, what="what there is to be sent")
         except (WorkerError, WorkerLost, WaitTimeout) as error:
             self._left_out(SOURCE, error)
             return False
@@ -219,11 +202,11 @@ class Relays:
         sent: Sent | None = None
         lives = {rank: place.life for rank, place in self._places.items()}
         if (faults := await self._formed([SOURCE, *ranks], alone=alone)) is None:
-            order = (SOURCE, *(self._group.index(rank) for rank in ranks))
+            order = (SOURCE, *(self._meetings.group.index(rank) for rank in ranks))
             journey = Journey(newest.manifest, order, base, self._summed, newest.swap_check)
             began = self._clock.now()
             asked = dict.fromkeys(ranks, ("take", (journey,)))
-            answers, faults = await self._each({SOURCE: ("send", (journey, self._address)), **asked})
+            answers, faults = await self._calls.each({SOURCE: ("send", (journey, self._address)), **asked})
             there = [rank for rank in ranks if answers.get(rank) is True and self._is_of(rank, lives)]
             for rank in there:
                 place = self._places[rank]
@@ -237,14 +220,12 @@ class Relays:
             if there:
                 self.changed.notify()
             if not faults and not (sent is not None and sent.overtaken):
-                self._nccl.succeeded()
+                self._meetings.succeeded()
                 return True
-        if faults and self._nccl.failed():
-            self._tell_of_gloo(next(iter(faults.values())))
-        self._group = ()
+        self._meetings.failed(faults.values())
         if sent is not None and sent.overtaken:
             return False  # what is newer is on its way
-        known = {rank: error for rank, error in faults.items() if not _is(error, PeerError)}
+        known = {rank: error for rank, error in faults.items() if not is_of_peer(error)}
         if not known:  # that of one whom nobody reaches is not: each of them has to be tried alone
             known = {rank: error for rank, error in faults.items() if rank != SOURCE}
         for rank, error in known.items():
@@ -272,40 +253,14 @@ class Relays:
         place.fault = str(error)
         if rank in self._workers.lost:
             place.offer, place.is_told = None, True
-        self._say("relay_left_out", {"relay": rank, "message": f"{error}; it is tried again in {pause:g} s"})
+        self.events.report("relay_left_out", {"relay": rank, "message": f"{error}; it is tried again in {pause:g} s"})
+        self.changed.notify()  # whoever mends waits for the pause from now on
 
     async def _formed(self, members: Sequence[int], *, alone: bool) -> dict[int, Fault] | None:
-        """A group that has these; the faults of those that could not join. Whoever else is in the group stays, unless
-        they are to be `alone`."""
-        if self._group and all(rank in self._group for rank in members):
-            return None
+        """See `Meetings.formed`: whoever else is in the group stays, unless they are to be `alone`."""
         lost = self._workers.lost
-        stay = [] if alone else [rank for rank in self._group if rank not in lost]
-        try:
-            if self._port is None:
-                self._port = await self._call(SOURCE, "listen", self._host, what="a place where relays meet")
-        except (WorkerError, WorkerLost, WaitTimeout) as error:
-            return {SOURCE: error}
-        all_of_them = [rank for rank in self._places if rank in members or rank in stay]
-        faults = await self._met(all_of_them, self._port)
-        refused = next((error for error in faults.values() if _is(error, NcclError)), None)
-        if refused is not None:
-            self._nccl.give_up()
-            self._tell_of_gloo(refused)
-            faults = await self._met(all_of_them, self._port)
-        self._group = () if faults else tuple(all_of_them)
-        return faults or None
-
-    async def _met(self, ranks: Sequence[int], port: int) -> dict[int, Fault]:
-        """A new group of these, in their order; the faults of those that could not join."""
-        devices = self._nccl.devices(ranks, [self._places[rank].plane.devices for rank in ranks])
-        meeting = Meeting(self._host, port, f"group {next(self._numbers)}", len(ranks), devices)
-        hosts = {rank: self._places[rank].plane.host if rank else self._host for rank in ranks}
-        asked = {rank: ("join", (meeting, number, hosts[rank])) for number, rank in enumerate(ranks)}
-        return (await self._each(asked))[1]
-
-    def _tell_of_gloo(self, error: Fault) -> None:
-        self._say("relays_by_gloo", {"message": f"relays speak by gloo from now on, since NCCL failed: {error}"})
+        stay = [] if alone else [rank for rank in self._meetings.group if rank not in lost]
+        return await self._meetings.formed(members, stay, {rank: each.plane for rank, each in self._places.items()})
 
     async def _made_anew(self, rank: int) -> bool:
         """Whether it is there, perhaps anew: if it was lost, and its pause is over."""
@@ -318,7 +273,7 @@ class Relays:
             return False
         if rank not in lost:
             return True
-        self._group = ()
+        self._meetings.part()
         try:
             await self._workers.restart(rank)
             await self._begun(rank)
@@ -336,57 +291,20 @@ class Relays:
         place.is_told = False
         place.life += 1
         if rank == SOURCE:
-            self._port = None
+            self._meetings.source_is_new()
 
     async def _plane_of(self, rank: int) -> Plane:
-        found: Plane = await self._call(rank, "plane", self._host, what="where it keeps versions")
+        found: Plane = await self._calls.one(rank, "plane", self._host, what="where it keeps versions")
         return found
-
-    async def _each(self, asked: Mapping[int, tuple[str, tuple[Any, ...]]]) -> tuple[dict[int, Any], dict[int, Fault]]:
-        """What each answers, and what failed. Once one has failed the others have to answer soon: who does not is
-        ended."""
-        calls = {
-            rank: asyncio.create_task(self._call(rank, method, *args, what=f"weights on their way ({method})"))
-            for rank, (method, args) in asked.items()
-        }
-        try:
-            await asyncio.wait([*calls.values()], return_when=asyncio.FIRST_EXCEPTION)
-            left = [task for task in calls.values() if not task.done()]
-            if left:
-                try:
-                    await self._clock.wait_for(asyncio.wait(left), _LAST_WORDS_S, "relays of a journey that failed")
-                except WaitTimeout as late:
-                    for rank, task in calls.items():
-                        if not task.done():
-                            await self._workers.kill(rank, f"it does not answer: {late}")
-        finally:
-            for task in calls.values():
-                task.cancel()
-            await asyncio.gather(*calls.values(), return_exceptions=True)
-        answers: dict[int, Any] = {}
-        faults: dict[int, Fault] = {}
-        for rank, task in calls.items():
-            error = WorkerLost(rank, "it did not answer") if task.cancelled() else task.exception()
-            if error is None:
-                answers[rank] = task.result()
-            elif isinstance(error, WorkerError | WorkerLost | WaitTimeout):
-                faults[rank] = error
-            else:
-                raise error
-        return answers, faults
-
-    async def _call(self, rank: int, method: str, *args: Any, what: str) -> Any:
-        seconds = self._seconds if method in ("send", "take") else _SHORT_S
-        return (await self._workers.call(method, *args, rank=rank, what=what, seconds=seconds))[0]
 
     def _tell_of(
         self, version: Version, sent: Sent, ranks: Sequence[int], seconds: float, base: Version | None
     ) -> None:
-        self._say(
+        self.events.report(
             "weights_carried",
             {
                 "version": str(version),
-                "transport": f"collective ({'nccl' if self._nccl.is_used else 'gloo'})",
+                "transport": f"collective ({self._meetings.carrier})",
                 "relays": list(ranks),
                 "bytes": sent.size,
                 "share": round(sent.sent / max(sent.size, 1), 4),
@@ -395,14 +313,3 @@ class Relays:
                 **({} if base is None else {"base": str(base)}),
             },
         )
-
-    def _say(self, kind: str, data: dict[str, Any]) -> None:
-        if self._tell is None:
-            self._untold.append((kind, data))
-        else:
-            self._tell(kind, data)
-
-
-def _is(error: Fault, kind: type[WeightError]) -> bool:
-    """What a relay itself told. PeerError only says that another one could not be reached."""
-    return isinstance(error, WorkerError) and error.type == kind.__name__

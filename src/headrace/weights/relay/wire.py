@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -37,19 +38,17 @@ class GlooWire:
 
     def send(self, part: Tensor, rank: int) -> Wait:
         """See `Wire.send`."""
-        return _ended(self._group.send([part], rank, TAG))
+        return partial(wait_for, self._group.send([part], rank, TAG))
 
     def receive(self, part: Tensor, rank: int) -> Wait:
         """See `Wire.receive`."""
-        return _ended(self._group.recv([part], rank, TAG))
+        return partial(wait_for, self._group.recv([part], rank, TAG))
 
     def close(self) -> None:
         """See `Wire.close`."""
         self._group = None
 
 
-def _ended(work: Any) -> Wait:
-    def wait(seconds: float) -> None:
-        work.wait(timedelta(seconds=seconds))
-
-    return wait
+def wait_for(work: Any, seconds: float) -> None:
+    """`work`: what a group of torch's has begun. Raises RuntimeError."""
+    work.wait(timedelta(seconds=seconds))

@@ -1,5 +1,5 @@
-"""What the models of a run begin with, and what follows the loss of the trainer or the critic until roles are at work:
-there is nothing to go back to, so it is made anew, and begins with the same."""
+"""Brings the models of a run to what it begins with. If the trainer or the critic is lost before roles are at work,
+there is nothing to go back to: it is made anew, and begins with the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace.weights.version import INITIAL, Version
 T = TypeVar("T")
 
 
-class Beginning:
+class ModelsAtStart:
     def __init__(self, plan: Plan, models: Models, restored: Restored | None, clock: Clock) -> None:
         """`restored`: what the run is resumed from."""
         self._plan = plan
@@ -31,8 +31,8 @@ class Beginning:
         self.version = INITIAL if restored is None else Version(restored.branch, restored.number)
 
     async def bring(self) -> None:
-        """Models to it, and its version to whoever receives weights. Raises WorkerLost where one of them is lost again
-        and again."""
+        """Models to what the run begins with, and its version to whoever receives weights. Raises WorkerLost where one
+        of them is lost again and again."""
         await self._with_trainers(self._bring)
 
     async def rest(self) -> float:
