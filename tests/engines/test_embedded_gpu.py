@@ -11,6 +11,10 @@ import torch
 from devices import CPU, CUDA
 from engines_helpers import collect, greedy, prompt, published, reference_logprobs, request, serving, tiny_model
 
+from headrace.engines.embedded.cache import KeyValueCache
+from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
+from headrace.engines.embedded.runners.choice import choose_runner
+from headrace.engines.embedded.runners.fused_runner import FusedRunner
 from headrace.engines.protocol import SwapMode
 from headrace.weights.version import Version
 
@@ -33,6 +37,18 @@ def test_greedy_tokens_and_logprobs_equal_the_cpu(name: str) -> None:
     for tokens, chunk in zip(PROMPTS, asyncio.run(run()), strict=True):
         assert chunk.tokens.tolist() == greedy(model, tokens, 20)
         np.testing.assert_allclose(chunk.logprobs, reference_logprobs(model, tokens, chunk.tokens), atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_kernels_of_its_own_agree_with_the_model_and_are_taken(name: str, dtype: torch.dtype) -> None:
+    pytest.importorskip("triton")
+    model = tiny_model(name, device=CUDA).to(dtype)
+    plan = CachePlan(slots=4, max_context=64, bytes_wanted=0)
+    with torch.inference_mode():
+        runner = choose_runner(model, KeyValueCache(cache_shape(model.config), plan, dtype, CUDA))
+    assert isinstance(runner, FusedRunner)
+    assert type(runner.operations).__name__ == "TritonOperations"
 
 
 def test_noise_and_stops_are_those_of_the_cpu() -> None:

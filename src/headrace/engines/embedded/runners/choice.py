@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -14,6 +15,7 @@ from headrace.engines.embedded.runners.runner import ChunkBatch, Runner
 from headrace.engines.protocol import EngineError
 from headrace.models.routing import Recorded, attach_routing
 
+logger = logging.getLogger(__name__)
 _ROWS, _LENGTH = 2, 9
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
@@ -40,6 +42,8 @@ def _choose(model: Any, cache: KeyValueCache) -> Runner:
             f"overflows {str(model.dtype).removeprefix('torch.')}; look at its weights and its config.json"
             + (", or use dtype float32" if model.dtype is not torch.float32 else "")
         )
+    if (own := _with_own_kernels(model, cache, tokens, expected, tolerance)) is not None:
+        return own
     fused = FusedRunner.of(model, cache)
     if fused is not None and _error(fused, tokens, expected, tolerance) <= 1.0:
         return fused
@@ -61,6 +65,28 @@ def _choose(model: Any, cache: KeyValueCache) -> Runner:
             f"forward pass ({error:.1f} times the tolerance); use plain or sliding-window attention"
         )
     return generic
+
+
+def _with_own_kernels(
+    model: Any, cache: KeyValueCache, tokens: torch.Tensor, expected: torch.Tensor, tolerance: float
+) -> FusedRunner | None:
+    """On a CUDA device where Triton is, and compiles them, and they agree."""
+    if model.device.type != "cuda":
+        return None
+    try:
+        from headrace.engines.embedded.runners.triton_operations import TritonOperations
+
+        fused = FusedRunner.of(model, cache, TritonOperations)
+        if fused is None:
+            return None
+        error = _error(fused, tokens, expected, tolerance)
+        if error <= 1.0:
+            return fused
+        what = f"their logits are {error:.1f} times the tolerance away from the model's"
+    except Exception as cause:  # whatever a compiler may say
+        what = f"{type(cause).__name__}: {cause}"
+    logger.warning("the engine computes with torch's kernels, not with its own for CUDA: %s", what)
+    return None
 
 
 def _probe_tokens(model: Any, cache: KeyValueCache) -> torch.Tensor:

@@ -9,23 +9,24 @@ import torch
 import torch.nn.functional as F
 
 from headrace.engines.embedded.cache import KeyValueCache
-from headrace.engines.embedded.ranges import RowRange, split_rows
 from headrace.engines.embedded.runners.fused_weights import FusedShape, FusedWeights, Projection, fuse, fused_names
 from headrace.engines.embedded.runners.graphs import DecodeGraphs
+from headrace.engines.embedded.runners.operations import Operations, TokenPlaces, TorchOperations
 from headrace.engines.embedded.runners.rope import RotaryTable
 from headrace.engines.embedded.runners.runner import PrefillPass
-from headrace.engines.embedded.runners.slot_attention import decode_attention, decode_bias, prefill_attention, visible
+from headrace.engines.embedded.runners.slot_attention import prefill_attention, visible
 
 _ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Those whose frequencies do not depend on the sequence's length."""
 
 Attend = Callable[[int, torch.Tensor], torch.Tensor | None]
-"""(layer, [N, heads + 2 kv_heads, head_dim] after norm and rotation) -> [N, heads x head_dim]; None ends the pass."""
+"""(layer, queries [N, heads, head_dim]) -> [N, heads x head_dim]; None ends the pass."""
+MakeOperations = Callable[[FusedShape, RotaryTable, KeyValueCache, torch.dtype], Operations]
 
 
 class FusedRunner:
-    """See `Runner`. On a CPU activations are float32 between the matrix products, whatever the weights are."""
+    """See `Runner`."""
 
     def __init__(
         self,
@@ -35,13 +36,16 @@ class FusedRunner:
         cache: KeyValueCache,
         *,
         graphs: bool = True,
+        make: MakeOperations = TorchOperations,
     ) -> None:
-        """`graphs`: whether decode steps on a CUDA device are captured."""
+        """`graphs`: whether decode steps on a CUDA device are captured. `make`: the operations between products."""
         self._weights: FusedWeights | None = weights
         self._shape = shape
         self._rotary = rotary
         self._cache = cache
         self._dtype = weights.embedding.dtype
+        self._make = make
+        self.operations = make(shape, rotary, cache, self._dtype)
         self._rows = torch.arange(cache.slots + 1, device=weights.embedding.device)
         self._vocab_size = len(weights.embedding)
         self._captures = graphs and weights.embedding.is_cuda
@@ -49,7 +53,7 @@ class FusedRunner:
         """Made when they are first needed."""
 
     @classmethod
-    def of(cls, model: Any, cache: KeyValueCache) -> FusedRunner | None:
+    def of(cls, model: Any, cache: KeyValueCache, make: MakeOperations = TorchOperations) -> FusedRunner | None:
         """For a Hugging Face model; None if its architecture, or anything in its config, is not of this kind."""
         config = model.config
         parameters = dict(model.named_parameters())
@@ -77,7 +81,8 @@ class FusedRunner:
             return None
         rotary = model.model.rotary_emb
         table = RotaryTable(rotary.inv_freq, rotary.attention_scaling, cache)
-        return cls(fuse({name: p.detach() for name, p in parameters.items()}, shape), shape, table, cache)
+        weights = fuse({name: p.detach() for name, p in parameters.items()}, shape)
+        return cls(weights, shape, table, cache, make=make)
 
     def route(self, experts: torch.Tensor | None) -> None:
         if experts is not None:
@@ -87,7 +92,8 @@ class FusedRunner:
         return fuse(weights, self._shape)
 
     def beside(self, cache: KeyValueCache, prepared: Any = None) -> FusedRunner:
-        return FusedRunner(prepared or self._loaded, self._shape, self._rotary, cache, graphs=False)
+        weights = prepared or self._loaded
+        return FusedRunner(weights, self._shape, self._rotary, cache, graphs=False, make=self._make)
 
     def flip(self, prepared: Any) -> None:
         if self._graphs is None or self._weights is None:
@@ -122,65 +128,38 @@ class FusedRunner:
         masks = [visible(batch.positions, batch.length, None)[:, None] for batch in work]
         scale = shape.head_dim**-0.5
 
-        def attend(layer: int, qkv: torch.Tensor) -> torch.Tensor | None:
-            new = qkv[:, shape.heads :].view(len(tokens), 2, shape.kv_heads, shape.head_dim)
-            cache.layers[layer][:, slots, :, positions] = new
+        def attend(layer: int, query: torch.Tensor) -> torch.Tensor | None:
             if layer == shape.layers - 1:
                 return None  # prefilling wants no more than the keys and values
             outs = []
-            for batch, mask, query in zip(work, masks, qkv[:, : shape.heads].split(counts), strict=True):
-                rows = batch.padded(query).unflatten(0, batch.tokens.shape).transpose(1, 2)
+            for batch, mask, those in zip(work, masks, query.split(counts), strict=True):
+                rows = batch.padded(those).unflatten(0, batch.tokens.shape).transpose(1, 2)
                 keys, values = cache.gather(layer, batch.slots, batch.length)
                 out = prefill_attention(rows, keys, values, mask, scale).transpose(1, 2)
                 outs.append(batch.unpadded(out.flatten(0, 1)))
             return (outs[0] if len(outs) == 1 else torch.cat(outs)).flatten(1)
 
-        self._layers(tokens, positions, attend)
+        self._layers(tokens, TokenPlaces(positions, slots), attend)
 
     def _decode(self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tensor:
         """Logits [n, V] in the weights' dtype. `rows` [n]: the slots that row i writes to; it reads slot i."""
-        shape, cache = self._shape, self._cache
-        count = len(tokens)
-        parts = [
-            (part, decode_bias(positions[part.begin : part.end], part.length, None, cache.dtype))
-            for part in (split_rows(positions) if not self._captures else [RowRange(0, count, length)])
-        ]
-        scale = shape.head_dim**-0.5
+        attend = self.operations.attention(positions, length)
+        hidden = self._layers(tokens, TokenPlaces(positions, rows), attend)
+        return self._loaded.head(self.operations.norm(self._loaded.norm, hidden))
 
-        def attend(layer: int, qkv: torch.Tensor) -> torch.Tensor:
-            new = qkv[:, shape.heads :].view(count, 2, shape.kv_heads, shape.head_dim)
-            cache.layers[layer][:, rows, :, positions] = new
-            query = qkv[:, : shape.heads]
-            outs = []
-            for part, bias in parts:
-                keys, values = cache.window(layer, part.end, part.length)
-                those = slice(part.begin, part.end)
-                outs.append(decode_attention(query[those], keys[those], values[those], bias, scale))
-            return (outs[0] if len(outs) == 1 else torch.cat(outs)).view(count, -1)
-
-        hidden = self._layers(tokens, positions, attend)
-        normed = self._loaded.norm(hidden).to(self._dtype)
-        return self._loaded.head(normed)
-
-    def _layers(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+    def _layers(self, tokens: torch.Tensor, places: TokenPlaces, attend: Attend) -> torch.Tensor:
         """Hidden states [N, hidden] after the last layer, before the last norm; or where `attend` ended the pass."""
-        shape, dtype = self._shape, self._dtype
-        turned = shape.heads + shape.kv_heads
-        cos, sin = self._rotary.at(positions)
+        operations, dtype = self.operations, self._dtype
+        turned = operations.turn(places)
         hidden = F.embedding(tokens, self._loaded.embedding).to(self._cache.dtype)
         for i, layer in enumerate(self._loaded.layers):
-            normed = layer.input_norm(hidden).to(dtype)
-            qkv = layer.qkv(normed).to(self._cache.dtype).view(len(tokens), -1, shape.head_dim)
-            qk = qkv[:, :turned]
-            source = qk if layer.qk_norm is None else layer.qk_norm(qk)
-            half_turn = source.roll(shape.head_dim // 2, -1)
-            torch.addcmul(source * cos, half_turn, sin, out=qk)
-            attended = attend(i, qkv)
+            qkv = layer.qkv(operations.norm(layer.input_norm, hidden))
+            attended = attend(i, turned(i, qkv, layer.qk_norm))
             if attended is None:
                 break
             hidden = self._add(hidden, attended.to(dtype), layer.out)
-            gate, up = layer.gate_up(layer.post_norm(hidden).to(dtype)).chunk(2, dim=1)
-            hidden = self._add(hidden, F.silu(gate).mul_(up), layer.down)
+            gate_up = layer.gate_up(operations.norm(layer.post_norm, hidden))
+            hidden = self._add(hidden, operations.gated(gate_up), layer.down)
         return hidden
 
     def _add(self, hidden: torch.Tensor, x: torch.Tensor, projection: Projection) -> torch.Tensor:

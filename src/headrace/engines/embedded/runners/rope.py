@@ -22,10 +22,14 @@ class RotaryTable:
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Both [N, 1, d] for int64 positions [N]."""
+        cos, sin = self.table()[positions].chunk(2, dim=1)
+        return cos, sin
+
+    def table(self) -> torch.Tensor:
+        """[positions, 2, d]: cosines and sines."""
         if len(self._table) < self._cache.capacity:
             self._table = self._make(self._cache.capacity)
-        cos, sin = self._table[positions].chunk(2, dim=1)
-        return cos, sin
+        return self._table
 
     def _make(self, length: int) -> torch.Tensor:
         """[length, 2, d]"""
