@@ -137,7 +137,7 @@ def trainer(case: dict[str, Any], layout: Layout, folder: Path) -> HFTrainer:
         assert found is not None, case
         model, source = found
     # Norms are written out for models that are not split, as that of `shares` is.
-    with mock.patch.object(whole, "use_written_out_norms") if case.get("shares") else nullcontext():
+    with mock.patch.object(whole, "use_fast_norms") if case.get("shares") else nullcontext():
         return HFTrainer(
             model,
             config=TrainerConfig(

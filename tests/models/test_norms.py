@@ -7,7 +7,8 @@ from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from headrace.models.norms import rms_norm, use_written_out_norms
+from headrace.models import norms
+from headrace.models.norms import fused_rms_norm, rms_norm, use_fast_norms
 
 
 def test_by_hand() -> None:
@@ -39,19 +40,38 @@ def test_values_and_gradients_are_those_of_autograd(
         assert torch.allclose(mine.float(), expected.float(), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torchs_own_which_a_device_takes_rounds_once(dtype: torch.dtype) -> None:
+    """Within two roundings of the other one: bfloat16 has 8 bits."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 2, 64).to(dtype), torch.randn(64).to(dtype)
+    mine, other = fused_rms_norm(x, weight, 1e-6), rms_norm(x, weight, 1e-6)
+    assert mine.dtype == dtype
+    assert torch.allclose(mine.float(), other.float(), rtol=1e-5 if dtype == torch.float32 else 2**-7, atol=1e-6)
+
+
 def test_gradient_of_the_weight_is_left_out_where_nobody_wants_it() -> None:
     x = torch.randn(3, 4, requires_grad=True)
     rms_norm(x, torch.ones(4), 1e-6).sum().backward()
     assert x.grad is not None
 
 
-def test_a_model_takes_it_and_computes_the_same() -> None:
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_on_a_device_takes_torchs_own(dtype: torch.dtype) -> None:
+    assert use_fast_norms(tiny_model("qwen3").to(torch.device("cuda"), dtype)) == 9
+
+
+@pytest.mark.parametrize("norm", [rms_norm, fused_rms_norm])
+def test_a_model_takes_it_and_computes_the_same(norm: norms.Norm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(norms._NORMS, "cpu", norm)
     model = tiny_model("qwen3")
     ids = torch.arange(12)[None] % 50
     before = model(ids).logits
     expected = torch.autograd.grad(before.square().sum(), list(model.parameters()))
     # Two layers with a norm before attention, one before the MLP, of queries and of keys; and the last one.
-    assert use_written_out_norms(model) == 9
+    assert use_fast_norms(model) == 9
     after = model(ids).logits
     assert torch.allclose(after, before, atol=1e-5)
     for mine, other in zip(torch.autograd.grad(after.square().sum(), list(model.parameters())), expected, strict=True):
@@ -62,5 +82,5 @@ def test_one_that_does_something_else_with_its_weight_is_left_alone() -> None:
     """Gemma multiplies by 1 + weight."""
     norm = GemmaRMSNorm(8)
     nn.init.ones_(norm.weight)
-    assert use_written_out_norms(norm) == 0
+    assert use_fast_norms(norm) == 0
     assert bool((norm.weight == 1).all()), "the probe leaves the weight as it was"

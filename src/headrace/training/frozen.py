@@ -43,7 +43,7 @@ class FrozenScorer:
         source: FileWeights | None = None,
     ) -> None:
         """As `SharedModel`. `temperature`: of sampling."""
-        self._shared = SharedModel(model, layout=layout, max_tokens=max_tokens, source=source, writes_out_norms=True)
+        self._shared = SharedModel(model, layout=layout, max_tokens=max_tokens, source=source, has_fast_norms=True)
         self._outputs = partial(_logprobs, temperature)
         self._schema = WeightSchema(model)
 

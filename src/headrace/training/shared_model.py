@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace.models.fast_linear import use_fast_products
 from headrace.models.file_weights import FileWeights
-from headrace.models.norms import use_written_out_norms
+from headrace.models.norms import use_fast_norms
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
 from headrace.runtime.progress import mark, working
@@ -42,7 +42,7 @@ class SharedModel:
         layout: Layout = WHOLE,
         max_tokens: int = 1,
         source: FileWeights | None = None,
-        writes_out_norms: bool = False,
+        has_fast_norms: bool = False,
     ) -> None:
         """Takes over `model`, in the dtype that it is to compute in. `layout`: of ranks that compute with it together;
         of one that is `joint` nothing is to be asked before `join`. `max_tokens`: of a micro-batch of one of them.
@@ -53,8 +53,8 @@ class SharedModel:
         self._source = source
         self._dtype = model.dtype
         device = None if source is None else source.device
-        if writes_out_norms and layout.tp == 1:
-            use_written_out_norms(model, device)
+        if has_fast_norms and layout.tp == 1:
+            use_fast_norms(model, device)
         call_between_layers(model, partial(mark, "layer"))
         with nullcontext() if source is None else source.lent(model):
             self._lm = PackedLM(model, device)

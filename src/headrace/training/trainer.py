@@ -15,7 +15,7 @@ from torch import Tensor
 from headrace.models.fast_linear import use_fast_products
 from headrace.models.file_weights import FileWeights
 from headrace.models.logprobs import token_logprobs
-from headrace.models.norms import use_written_out_norms
+from headrace.models.norms import use_fast_norms
 from headrace.models.operations import TrainingOperations, matrix_rate
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
@@ -122,7 +122,7 @@ class HFTrainer:
             self._lm = PackedLM(model, None if source is None else source.device)
         remove_dropout(model)
         if layout.tp == 1:
-            use_written_out_norms(model, self._lm.device)
+            use_fast_norms(model, self._lm.device)
         use_fast_products(model, self._lm.device, dtype)
         self._remembered: Remembered | None = None
         self._marks = PassMarks(between_layers if self._lm.device.type == "cpu" else None)
