@@ -8,6 +8,9 @@ next cycle as soon as its own rows are there. `rows_per_s`: of so many cycles. `
 cycles, from when rows were put to when the waiting second actor has them; TransferQueue is asked once a millisecond for
 that, and `loader_wake_up_ms` is as its own `StreamingDataset` asks, once a second.
 
+This side goes two ways: near, by sockets and mapped memory of one host, where Ray has only begun the actors; and far,
+by Ray's calls and its object store, as between machines that do not see each other's memory. Here all are on one.
+
 PYTHON: an interpreter that has `TransferQueue==0.1.11`, `ray[default]==2.60.0` and torch. Sides in turn, each in a Ray
 of its own.
 """
@@ -37,6 +40,7 @@ from headrace.runtime.workers import Placement, Workers
 
 ROWS, NUMBERS, PAUSE_S, WARM_UP = 64, 1024, 0.02, 20
 _MAKES, _FILLS, _TAKES = range(3)
+WAYS = ("near", "far")
 
 
 class Cycles:
@@ -93,11 +97,11 @@ class Cycles:
         return lease
 
 
-async def own(cycles: int, log: Path) -> dict[str, float]:
+async def own(cycles: int, log: Path, *, near: bool) -> dict[str, float]:
     prepare(None)
     from headrace.runtime.ray.cluster import RayCluster
 
-    cluster = RayCluster("a benchmark", head=RayHead(2, log), packages=["benchmarks"])
+    cluster = RayCluster("a benchmark", head=RayHead(2, log), packages=["benchmarks"], near=near)
     runtime = InlineRuntime(apart=cluster, copying=False)
     try:
         workers = await runtime.start(RowWorker, [RowSpec(NUMBERS)] * 3, Placement(process=True, threads=1))
@@ -118,17 +122,28 @@ def measured(command: list[str]) -> dict[str, float]:
     return found
 
 
+def ratios(own: list[dict[str, float]], theirs: list[dict[str, float]]) -> dict[str, Any]:
+    """Round by round, such that more is better for this side."""
+    pairs = list(zip(own, theirs, strict=True))
+    return {
+        "rows_per_s": spread([ours["rows_per_s"] / peer["rows_per_s"] for ours, peer in pairs]),
+        "wake_up": spread([peer["wake_up_ms"] / ours["wake_up_ms"] for ours, peer in pairs]),
+        "loader_wake_up": spread([peer["loader_wake_up_ms"] / ours["wake_up_ms"] for ours, peer in pairs]),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--peer")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cycles", type=int, default=200)
-    parser.add_argument("--own", action="store_true", help="this side alone, once")
+    parser.add_argument("--own", choices=WAYS, help="this side alone, once")
     args = parser.parse_args()
     if args.own:
-        print(json.dumps(asyncio.run(own(args.cycles, Path("/dev/null")))))
+        print(json.dumps(asyncio.run(own(args.cycles, Path("/dev/null"), near=args.own == "near"))))
         return
-    sides = {"headrace": [sys.executable, "-m", "benchmarks.ray_rows", "--own", "--cycles", str(args.cycles)]}
+    this = [sys.executable, "-m", "benchmarks.ray_rows", "--cycles", str(args.cycles), "--own"]
+    sides = {f"headrace, {way}": [*this, way] for way in WAYS}
     if args.peer:
         script = Path(__file__).parent / "peers" / "transfer_queue_rows.py"
         sides["TransferQueue"] = [args.peer, str(script), str(args.cycles)]
@@ -141,12 +156,7 @@ def main() -> None:
         side: {name: spread([one[name] for one in rounds]) for name in rounds[0]} for side, rounds in found.items()
     }
     if args.peer:
-        pairs = list(zip(found["headrace"], found["TransferQueue"], strict=True))
-        result["ratios"] = {
-            "rows_per_s": spread([ours["rows_per_s"] / theirs["rows_per_s"] for ours, theirs in pairs]),
-            "wake_up": spread([theirs["wake_up_ms"] / ours["wake_up_ms"] for ours, theirs in pairs]),
-            "loader_wake_up": spread([theirs["loader_wake_up_ms"] / ours["wake_up_ms"] for ours, theirs in pairs]),
-        }
+        result["ratios"] = {way: ratios(found[f"headrace, {way}"], found["TransferQueue"]) for way in WAYS}
     print(json.dumps(result, indent=1))
     save("ray_rows", {"rows": ROWS, "bytes": 4 * NUMBERS, "cycles": args.cycles, "rounds": args.rounds, **result})
 

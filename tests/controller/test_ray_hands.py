@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from controller_jobs import make_job
 from ray_nodes import Node, Nodes, nodes
-from ray_run import actors, gone
+from ray_run import actors, gone, of_run
 from served_run import until_batch
 
 from headrace.cli.main import main
@@ -60,11 +60,13 @@ def test_engines_and_rollout_workers_come_where_there_is_room_and_go(
         assert main(["scale", str(run), "--engines", "1", "--rollout-workers", "1"]) == 0
         assert not gone(came, 5.0)
         until_batch(run, batches(run) + 2, process)
+        left = of_run(process, run)
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=_WAIT_S)
     finally:
         process.kill()
     assert process.returncode == 0, out[-3000:]
+    assert not gone(left, 10.0)
     with RunReader(run) as reader:
         reader.counts().check()
         records = [row.record for row in reader.metrics.read("batch")]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from ray_nodes import Nodes, can_unshare, nodes
-from ray_run import begun, command
+from ray_run import begun, command, gone, of_run
 from served_run import until_batch
 
 pytestmark = [
@@ -124,11 +124,13 @@ def test_a_run_that_is_told_to_stop_says_so_in_lines_of_its_own(cluster: Nodes, 
     process, run = begun(tmp_path, f"runtime.address={cluster.address}", batches=5000)
     try:
         until_batch(run, 1, process)
+        left = of_run(process, run)
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=_WAIT_S)
     finally:
         process.kill()
     assert process.returncode == 0, out
+    assert not gone(left, 10.0)
     assert "told to stop by SIGTERM: the batch at hand is given up" in out
     assert re.search(r"^stopped: v\d+ after ", out, re.MULTILINE)
     assert not re.search(r"\*\*\*|^PC:|logging\.cc|Traceback", out, re.MULTILINE), out

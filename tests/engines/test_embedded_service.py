@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import numpy as np
 import pytest
-from engines_helpers import VOCAB, collect, greedy, prompt, request, serving, tiny_model
+from engines_helpers import VOCAB, collect, greedy, prompt, published, request, serving, tiny_model
+from marked import said
 
 from headrace.config import ConfigError, EngineConfig
-from headrace.engines.embedded.cache_plan import kv_cache_bytes, plan_cache
+from headrace.engines.embedded.cache_plan import CachePlan, kv_cache_bytes, plan_cache
+from headrace.engines.embedded.core import EngineCore
+from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.protocol import EngineError, FinishReason, RequestError
+from headrace.weights.version import Version
 
 
 def test_a_prompt_is_prefilled_once_for_all_its_samples() -> None:
@@ -220,3 +225,19 @@ def _float32() -> Any:
     import torch
 
     return torch.float32
+
+
+def test_prefill_and_each_decode_step_are_told() -> None:
+    plan = CachePlan(slots=2, max_context=64, bytes_wanted=0)
+    core = EngineCore(tiny_model(), plan, 64, Version(0, 0), time.monotonic)
+    core.scheduler.add(Sequence(request("r", prompt(1, 9), 5), 64))
+    while core.scheduler.in_flight or core.scheduler.waiting:
+        before = core.totals.prefilled_tokens, core.totals.decode_steps
+        with said() as step:
+            core.step()
+        passes = (core.totals.prefilled_tokens > before[0]) + core.totals.decode_steps - before[1]
+        assert step.units == ["decode_step"] * (1 + passes), "and that it has begun"
+    assert core.totals.decode_steps == 5
+    with said() as prepared:
+        core.prepare(published(tiny_model(seed=1), Version(0, 1)))
+    assert prepared.units == ["chunk"]

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -75,6 +76,18 @@ def actors(process: Run, run: Path, name: str) -> list[psutil.Process]:
         except OSError:
             continue
     return found
+
+
+def of_run(process: Run, run: Path) -> list[psutil.Process]:
+    """All of a run that works in a Ray of this process: the command, its workers, and what these started."""
+    found, workers = {psutil.Process(process.pid), *below(process)}, 0
+    for each in psutil.Process().children(recursive=True):
+        with suppress(OSError, psutil.NoSuchProcess):
+            if Path(os.readlink(f"/proc/{each.pid}/fd/1")).parent == run / "logs":
+                found |= {each, *each.children(recursive=True)}
+                workers += 1
+    assert workers
+    return [*found]
 
 
 def require_whole(run: Path, batches: int) -> Counter[str]:

@@ -131,6 +131,12 @@ def test_each_sender_has_one_receiver(senders: int, receivers: int) -> None:
     assert sorted(one for each in found for one in each) == [*range(senders)]
     counts = [len(each) for each in found]
     assert max(counts) - min(counts) <= 1
+    assert counts == sorted(counts, reverse=True), "who hears one more comes first"
+
+
+@given(senders=st.integers(0, 11), more=st.integers(1, 12))
+def test_with_fewer_senders_than_receivers_the_last_hear_nobody(senders: int, more: int) -> None:
+    assert grouping(senders, senders + more) == [*([one] for one in range(senders)), *([] for _ in range(more))]
 
 
 @given(st.integers(1, 1_000_000))

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 from devices import CPU, CUDA
+from marked import said
 from training_helpers import CONFIGS
 from transformers import AutoModelForCausalLM
 
 from headrace.config.trainer import OptimizerConfig, TrainerConfig
 from headrace.models.packing import MicroBatch, PackRow, pack
+from headrace.runtime.progress import rest
 from headrace.training.optimizer.adamw import FlatAdamW
 from headrace.training.optimizer.flat_buffers import FlatParameters
 from headrace.training.optimizer.offloaded import OffloadedAdamW
@@ -97,3 +99,12 @@ def test_a_trainer_that_offloads_makes_the_same_steps_in_less_memory(dtype: torc
     for name, tensor in found[0].items():
         torch.testing.assert_close(found[1][name], tensor, rtol=0, atol=1e-5 if dtype is torch.float32 else 1e-2)
     assert held[1] < 0.72 * held[0]
+
+
+def test_each_chunk_of_a_step_is_told() -> None:
+    flat = FlatParameters(model(CPU), torch.float32, offload=True)
+    optimizer, chunks = OffloadedAdamW(flat, SETTINGS, chunk=16), [flat.decayed, len(flat.master) - flat.decayed]
+    with said() as stepped:
+        optimizer.update(0.1)
+        rest()
+    assert stepped.units == ["chunk"] * sum(-(-numbers // 16) for numbers in chunks)

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 
 import pytest
 import torch
 from devices import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marked import said
 from training_helpers import (
     CONFIGS,
     SETTINGS,
@@ -22,10 +24,16 @@ from training_helpers import (
 
 from headrace.config import ConfigError
 from headrace.config.trainer import OptimizerConfig, TrainerConfig
+from headrace.models.logprobs import token_logprobs
+from headrace.models.operations import multiplying
 from headrace.models.packing import PackRow, pack, plan_microbatches
+from headrace.runtime.progress import rest
+from headrace.training import replicas
 from headrace.training.layouts.ranks import Layout
 from headrace.training.optimizer.whole_weights import l2_norm
 from headrace.training.protocol import LossTerms, StepReport
+from headrace.training.replicas import Meeting
+from headrace.training.shared_model import SharedModel
 from headrace.training.trainer import HFTrainer
 
 LENGTHS = [9, 4, 17, 4, 1, 12, 6, 6]
@@ -303,3 +311,66 @@ def test_the_norm_of_many_gradients_is_as_exact_as_that_of_few(count: int) -> No
     """By three numbers again and again, whose squares add up to 0.14."""
     flat = torch.tensor([0.1, -0.2, 0.3]).repeat(count)
     assert l2_norm(flat) == pytest.approx((0.14 * count) ** 0.5, rel=2e-7)
+
+
+def test_a_pass_says_at_each_matrix_product_that_it_gets_on() -> None:
+    """There, and back; and before the loss, which is the micro-batch's own."""
+    trainer, micro = make_trainer(), pack(ROWS)
+    there = ["layer"] * len(multiplying(trainer.model))
+    with said() as accumulated:
+        trainer.accumulate(micro)
+    assert accumulated.units == ["microbatch", *there, "microbatch", *there]
+    with said() as scored:
+        trainer.logprobs(micro)
+    assert scored.units == ["microbatch", *there]
+
+
+def test_a_model_that_only_scores_says_so_too() -> None:
+    model = tiny_model()
+    shared, there = SharedModel(model), ["layer"] * len(multiplying(model))
+    with said() as scored:
+        shared.compute(partial(token_logprobs, temperature=1.0), pack(ROWS))
+    assert scored.units == ["microbatch", *there]
+
+
+def test_the_sums_of_a_step_its_update_and_a_heal_are_told() -> None:
+    """Between replicas bucket by bucket: gradients are one, and so is what has one dtype of the state."""
+    alone, paired = make_trainer(), make_trainer()
+    paired.pair(0, Meeting(30.0), 30.0)
+    for trainer, buckets in ((alone, 0), (paired, 1)):
+        trainer.accumulate(pack(ROWS))
+        with said() as summed:
+            trainer.add_up()
+        assert summed.units == ["chunk"] * (1 + buckets)
+        with said() as stepped:
+            trainer.step()
+        assert stepped.units == ["chunk"]
+    with said() as healed:
+        paired.heal(0)
+    assert healed.units == ["chunk"] * (1 + 3), "counts, weights and moments, and random states"
+
+
+def test_large_tensors_are_told_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "_BUCKET", 2)
+    alone = replicas.Replicas(0, 1, Meeting(30.0), 30.0)
+    with said() as summed:
+        alone.add_up([torch.zeros(5)])
+        rest()
+    assert summed.units == ["chunk"] * 3
+
+
+def test_ranks_of_one_model_say_so_of_others_rows_too() -> None:
+    """One rank, by FSDP2, whose passes are those of all."""
+    trainer, shared = make_trainer(layout=Layout(zero=3)), SharedModel(tiny_model(), layout=Layout(zero=3))
+    there, outputs = ["layer"] * len(multiplying(trainer.model)), partial(token_logprobs, temperature=1.0)
+    for model, idle in ((trainer, partial(trainer.idle, trains=False)), (shared, partial(shared.idle, outputs))):
+        model.join(0, Meeting(30.0), 30.0)
+        with said() as idled:
+            idle()
+        assert idled.units == ["microbatch", *there]
+        if model is trainer:
+            with said() as accumulated:
+                trainer.accumulate(pack(ROWS))
+            assert accumulated.units == ["microbatch", *there, "microbatch", *there]
+        assert model._ranks is not None
+        model._ranks.close()

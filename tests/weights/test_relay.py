@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from marked import said
 from torch.distributed import HashStore, Store
 
 from headrace.weights.gloo import gloo_group
@@ -261,3 +262,21 @@ def test_what_nobody_takes_is_given_up(
         pair.source.send(pair.journey(), pair.publisher.address)
     with pytest.raises(PeerError, match="in no group"):
         pair.source.send(pair.journey(), pair.publisher.address)
+
+
+def test_each_bucket_is_told_where_it_leaves_and_where_it_comes(pair: Pair) -> None:
+    """Two of them, and the verdict."""
+    pair.publish(2)
+    journey, units = pair.journey(), {}
+
+    def told(end: str, call: Callable[[], object]) -> None:
+        with said() as found:
+            call()
+        units[end] = found.units
+
+    pair._both(
+        lambda: told("source", lambda: pair.source.send(journey, pair.publisher.address)),
+        lambda: told("receiver", lambda: pair.receiver.take(journey)),
+    )
+    assert units == {"source": ["chunk"] * 3, "receiver": ["chunk"] * 3}
+    assert pair.taken() == Version(0, 2)

@@ -10,12 +10,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from marked import said
 
 from headrace.weights.manifest import build_manifest
 from headrace.weights.plane import Received, WeightError
@@ -196,3 +198,21 @@ def test_where_writes_may_be_seen_out_of_order_a_checksum_tells(
     publisher._slots[0].tensors["a"][0] = 5.0  # as if the last bytes had not arrived
     with pytest.raises(WeightError, match="while they were copied"):
         receiver.receive()
+
+
+def test_each_tensor_on_its_way_is_told(tmp_path: Path) -> None:
+    """Of copies that were made elsewhere first, as on a device; and of 12 bytes, 8 at a time."""
+    publisher, own = ShmPublisher(tmp_path), {name: torch.ones(1) for name in "abc"}
+    with said() as copied:
+        snapshot = publisher.snapshot(Version(0, 1), own.items())
+    assert copied.units == ["chunk"], "all at once"
+    copies = {name: tensor.clone() for name, tensor in snapshot.tensors.items()}
+    with said() as sent:
+        publisher.send(replace(snapshot, tensors=copies))
+    assert sent.units == ["chunk"] * 3
+    with said() as taken:
+        publisher.receiver().receive_buckets(lambda bucket: None, limit=8)
+    assert taken.units == ["chunk"] * 2
+    with said() as copied:
+        ShmReceiver(publisher.address).receive_into(own)
+    assert copied.units == ["chunk"]

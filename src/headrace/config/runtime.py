@@ -21,7 +21,8 @@ class StuckConfig(Section):
     decode_step_s: float | None = Field(default=None, gt=0)
     """A decode step of an embedded engine, or a pass of prefill."""
     chunk_s: float | None = Field(default=None, gt=0)
-    """A bucket of new weights on their way."""
+    """A bucket of new weights on their way, or of gradients or state between replicas; what ranks add up for a step,
+    and its update."""
     event_loop_s: float = Field(default=30.0, gt=0)
     """A turn of the event loop of an engine's, model's or relay's process, which computes beside it: one that has not
     turned for so long, as where the whole process stands, or for a third of `runtime.stall_timeout_s`."""

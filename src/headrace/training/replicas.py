@@ -20,6 +20,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from headrace.config import ConfigError
 from headrace.runtime.ports import NoPort
+from headrace.runtime.progress import mark
 from headrace.training.merging import gathered, merged, plain
 from headrace.training.sums import BatchSums
 from headrace.weights.addresses import LOOPBACK, own_address
@@ -156,6 +157,7 @@ def _in_buckets(tensors: Iterable[Tensor], use: Callable[[Tensor], object]) -> N
 
     def flush() -> None:
         if waiting:
+            mark("chunk")
             flat = torch.cat([tensor.reshape(-1).cpu() for tensor in waiting])
             use(flat)
             for tensor, part in zip(waiting, flat.split([tensor.numel() for tensor in waiting]), strict=True):
@@ -165,6 +167,7 @@ def _in_buckets(tensors: Iterable[Tensor], use: Callable[[Tensor], object]) -> N
     for tensor in tensors:
         if tensor.numel() >= _BUCKET and tensor.is_contiguous():
             for part in tensor.view(-1).split(_BUCKET):
+                mark("chunk")
                 here = part.cpu()
                 use(here)
                 if here is not part:

@@ -19,7 +19,7 @@ from headrace.models.norms import use_fast_norms
 from headrace.models.operations import TrainingOperations, matrix_rate
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
-from headrace.runtime.progress import mark
+from headrace.runtime.progress import mark, working
 from headrace.training.deterministic import can_sum_in_order, deterministic
 from headrace.training.dropout import remove_dropout
 from headrace.training.gradient_checkpointing import checkpoint_gradients
@@ -209,7 +209,8 @@ class HFTrainer:
         for, nothing is changed that `discard` does not forget. Raises RuntimeError."""
         self._check_awake()
         sums, self._sums = self._sums, BatchSums()
-        self._summed = self._weights.sum_up(sums)
+        with working("chunk"):
+            self._summed = self._weights.sum_up(sums)
 
     def step(self) -> StepReport:
         if self._summed is None:
@@ -222,7 +223,8 @@ class HFTrainer:
         skipped = denominator == 0 or not math.isfinite(grad_norm)
         if not skipped:
             clip = min(1.0, self._config.max_grad_norm / (grad_norm + 1e-6))
-            self._weights.update(clip / denominator, lr)
+            with working("chunk"):
+                self._weights.update(clip / denominator, lr)
         self._weights.forget_gradients()
         self._step_count += denominator != 0
         return StepReport(
@@ -285,7 +287,8 @@ class HFTrainer:
         counts = torch.tensor([self._step_count, weights.updates])
         state, rng = weights.state(to_fill=not gives), rng_tensors(self._lm.device)
         tensors = [piece.tensor for piece in state.values()]
-        others.tell([counts, *tensors, *self._reference.tensors, *rng.values()], replica)
+        with working("chunk"):
+            others.tell([counts, *tensors, *self._reference.tensors, *rng.values()], replica)
         if not gives:
             restore_rng(rng, self._lm.device)
             weights.publish()

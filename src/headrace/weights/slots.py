@@ -23,7 +23,7 @@ from typing import ClassVar, TypeVar
 
 import torch
 
-from headrace.runtime.progress import mark, rest
+from headrace.runtime.progress import mark, rest, working
 from headrace.weights import swap_check
 from headrace.weights.copies import copy_each
 from headrace.weights.manifest import build_manifest, from_json, named_once, require_newer, to_json
@@ -162,8 +162,9 @@ class SlotPublisher(WeightPublisher, ABC):
         for name, tensor in found.items():
             if tensor.is_cuda and not copies[name].is_cuda:
                 copies[name] = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        copy_each((copies[name], tensor) for name, tensor in found.items())
-        settle(copies.values())
+        with working("chunk"):
+            copy_each((copies[name], tensor) for name, tensor in found.items())
+            settle(copies.values())
         return Snapshot(manifest, MappingProxyType(copies), check)
 
     def send(self, snapshot: Snapshot) -> Manifest:
@@ -337,8 +338,9 @@ class SlotReceiver(WeightReceiver, ABC):
             slot = whole.slot
             for name, view in slot.tensors.items():
                 _check(name, view, tensors)
-            copy_each((tensors[name], view) for name, view in slot.tensors.items())
-            settle((*slot.tensors.values(), *tensors.values()))
+            with working("chunk"):
+                copy_each((tensors[name], view) for name, view in slot.tensors.items())
+                settle((*slot.tensors.values(), *tensors.values()))
             check = self._check(whole)
             told = slot.checksum
             arrived = told == NONE or told == _checksum(tensors[name] for name in slot.tensors)

@@ -142,11 +142,12 @@ class EngineCore:
         """Receive, check and arrange the newest version beside the present one. Raises WeightError."""
 
         def made(received: Received) -> NewWeights:
-            tensors, version = self._schema.check(received.tensors), received.manifest.version
-            prepared = self._runner.prepare(tensors, lasts=received.lasts)
-            if received.check is not None:
-                self.require_right(received.check, version, prepared)
-            return NewWeights(version, prepared)
+            with working("chunk"):
+                tensors, version = self._schema.check(received.tensors), received.manifest.version
+                prepared = self._runner.prepare(tensors, lasts=received.lasts)
+                if received.check is not None:
+                    self.require_right(received.check, version, prepared)
+                return NewWeights(version, prepared)
 
         return receiver.receive_as(made)
 

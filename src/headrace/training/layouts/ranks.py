@@ -9,7 +9,8 @@ from typing import Literal
 from headrace.config.layout import LayoutConfig
 
 Order = Literal["training", "inference"]
-"""`training`: pipeline, data, context, tensor, from the outermost. `inference`: data comes before pipeline."""
+"""`training`: pipeline, data, context, tensor, from the outermost. `inference`: data comes before pipeline. Ranks
+here, also those that only score, have the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,11 @@ def layout_of(config: LayoutConfig) -> Layout:
 
 
 def grouping(senders: int, receivers: int) -> list[list[int]]:
-    """Which senders each receiver hears. Each sender has one receiver; receivers have as many as each other, or one
-    more; with fewer senders than receivers, the last ones hear nobody."""
+    """Which senders each receiver hears, where senders are tied to receivers once, as AReaL's rollout workers are to
+    the heads of its data: a table for whoever ties some so. Nothing here is: rows go by ref to whoever trains them.
+
+    Each sender has one receiver. Receivers have as many as each other, or the first ones one more, of those left over
+    behind the even shares. With fewer senders than receivers the first have one each, and the last hear nobody."""
     share, more = divmod(senders, receivers)
     return [
         [*range(one * share, (one + 1) * share), *([share * receivers + one] if one < more else [])]

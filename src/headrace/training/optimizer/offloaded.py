@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headrace.runtime.progress import mark
 from headrace.training.optimizer.adamw import FusedAdamW, OptimizerSettings, Trained
 from headrace.training.optimizer.flat_buffers import FlatParameters
 
@@ -48,6 +49,7 @@ class OffloadedAdamW:
         """One update from the gradients; the compute weights are those behind it."""
         self._ways[0].fetch(self._chunks[0][0])
         for place, (part, _) in enumerate(self._chunks):
+            mark("chunk")
             way = self._ways[place % 2]
             if place + 1 < len(self._chunks):
                 self._ways[(place + 1) % 2].fetch(self._chunks[place + 1][0])
