@@ -11,6 +11,7 @@ import pytest
 from headrace.engines import admission, completions, pool
 from headrace.engines.admission import AnyLine
 from headrace.engines.member import Member
+from headrace.engines.pool_sleep import PoolSleep
 from headrace.experience.flow import Flow
 from headrace.experience.schedule import Schedule
 from headrace.roles.actors.critic import CriticRole
@@ -150,7 +151,7 @@ def an_engine_comes_back_in_the_trainers_turn(patch: pytest.MonkeyPatch) -> None
     def never(self: Any) -> bool:
         return False
 
-    patch.setattr(pool.EnginePool, "sleeps", property(never, lambda self, value: None), raising=False)
+    patch.setattr(PoolSleep, "is_on", property(never, lambda self, value: None), raising=False)
 
 
 def a_checkpoint_is_written_of_the_weights_at_hand(patch: pytest.MonkeyPatch) -> None:
