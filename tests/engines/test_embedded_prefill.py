@@ -25,6 +25,7 @@ def test_by_hand() -> None:
     assert long.tokens.tolist() == [[200, 201, 202, 203, 204, 204, 204], [3, 4, 5, 6, 7, 8, 9]]
     assert long.positions.tolist() == [[0, 1, 2, 3, 4, 4, 4], [3, 4, 5, 6, 7, 8, 9]]
     assert (long.count, long.length) == (12, 10)
+    assert (short.from_start, long.from_start) == (True, False)
     assert long.unpadded(long.tokens.flatten()).tolist() == [200, 201, 202, 203, 204, 3, 4, 5, 6, 7, 8, 9]
 
 
@@ -42,6 +43,8 @@ def test_every_token_is_computed_once_and_padding_repeats_the_last_one(places: l
         assert 2 * batch.count > batch.tokens.numel() or batch.count == batch.tokens.numel()
         flat = batch.unpadded(batch.tokens.flatten())
         assert torch.equal(batch.padded(flat), batch.tokens.flatten())
+        assert batch.from_start == (int(batch.positions[:, 0].max()) == 0)
+        assert not batch.from_start or batch.length == batch.tokens.shape[1]
         assert batch.length == int(batch.positions.max()) + 1
         slots = batch.slots[:, None].expand(batch.tokens.shape)
         assert torch.equal(batch.tokens, 100 * slots + batch.positions)

@@ -40,4 +40,5 @@ def _pad(chunks: list[Chunk], device: torch.device) -> ChunkBatch:
         max(chunk.stop for chunk in chunks),
         placed(np.flatnonzero(np.arange(width) < sizes[:, None])) if is_padded else None,
         placed(source.ravel()) if is_padded else None,
+        from_start=not starts.any(),
     )

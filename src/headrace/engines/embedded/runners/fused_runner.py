@@ -125,7 +125,7 @@ class FusedRunner:
         tokens = torch.cat([batch.unpadded(batch.tokens.flatten()) for batch in work])
         positions = torch.cat([batch.unpadded(batch.positions.flatten()) for batch in work])
         slots = torch.cat([batch.unpadded(batch.slots.repeat_interleave(batch.tokens.shape[1])) for batch in work])
-        masks = [visible(batch.positions, batch.length, None)[:, None] for batch in work]
+        masks = [None if batch.from_start else visible(batch.positions, batch.length, None)[:, None] for batch in work]
         scale = shape.head_dim**-0.5
 
         def attend(layer: int, query: torch.Tensor) -> torch.Tensor | None:

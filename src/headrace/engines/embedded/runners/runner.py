@@ -28,6 +28,9 @@ class ChunkBatch:
     """Int64 [n]: those of the b x T places that are no padding, in order; None: all are."""
     source: torch.Tensor | None = None
     """Int64 [b x T]: which of the n tokens each place repeats; None with `own`."""
+    from_start: bool = False
+    """Whether every chunk is the beginning of its sequence: then T is `length`, and only padding is past a chunk's
+    last token."""
 
     @property
     def count(self) -> int:
