@@ -88,22 +88,34 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        """With n = x s the normalised x and u = g w: dx = s (u - n mean(u n)), dw = sum of g n over rows.
-
-        The kernel of layer normalisation, which takes x - m for a given m = 0, makes s (u - n mean(u n) - mean(u)).
-        """
+        """With n = x s the normalised x and u = g w: dx = s (u - n mean(u n)), dw = sum of g n over rows."""
         x, weight, scale = ctx.saved_tensors
         width = x.shape[-1]
-        rows, grad, scale = x.reshape(-1, width), grads[0].reshape(-1, width), scale.view(-1, 1)
-        given = (grad, rows, [width], torch.zeros_like(scale), scale, weight.float(), None, (True, False, False))
-        by_x = torch.ops.aten.native_layer_norm_backward(*given)[0]
-        mean = torch.mm(grad, weight[:, None]).float() / width
-        by_x.add_(mean.mul_(scale).to(by_x.dtype))
-        by_weight = None
-        if ctx.needs_input_grad[1]:
-            products = grad * rows
-            if products.dtype == torch.float32:
-                by_weight = products.mul_(scale).sum(0)
-            else:  # added up in float32, in one pass
-                by_weight = torch.mm(scale.t().to(products.dtype), products)[0]
+        rows, grad = x.reshape(-1, width), grads[0].reshape(-1, width)
+        way = _exactly if x.dtype == torch.float32 else _in_few_passes
+        by_x, by_weight = way(rows, grad, weight, scale.view(-1, 1), ctx.needs_input_grad[1])
         return by_x.view(x.shape), by_weight, None
+
+
+def _exactly(
+    rows: Tensor, grad: Tensor, weight: Tensor, scale: Tensor, wants_weight: bool
+) -> tuple[Tensor, Tensor | None]:
+    """What a row comes to does not depend on how many there are."""
+    normed = rows * scale
+    by_weight = (grad * normed).sum(0) if wants_weight else None
+    up = grad * weight
+    inner = torch.matmul(up[:, None, :], normed[:, :, None])[:, 0]
+    return up.addcmul_(normed, inner, value=-1.0 / rows.shape[1]).mul_(scale), by_weight
+
+
+def _in_few_passes(
+    rows: Tensor, grad: Tensor, weight: Tensor, scale: Tensor, wants_weight: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The kernel of layer normalisation, which takes x - m for a given m = 0, makes s (u - n mean(u n) - mean(u)). Sums
+    over rows are products with a row, added up in float32."""
+    width = rows.shape[1]
+    given = (grad, rows, [width], torch.zeros_like(scale), scale, weight.float(), None, (True, False, False))
+    by_x: Tensor = torch.ops.aten.native_layer_norm_backward(*given)[0]
+    mean = torch.mm(grad, weight[:, None]).float().div_(width)
+    by_x.add_(mean.mul_(scale).to(by_x.dtype))
+    return by_x, torch.mm(scale.t().to(rows.dtype), grad * rows)[0] if wants_weight else None
