@@ -1,7 +1,8 @@
 """A rollout function: over-sampling, a filter of groups, and partial rollouts, as slime's `generate_rollout` has them.
 
 More groups are begun than a batch needs. The first that end, and are not all alike, make it; what is under way then is
-aborted, put back into the buffer with the tokens that it has, and gone on with by the next call.
+aborted, put back into the buffer with the tokens that it has, and gone on with by the next call. Others that have ended
+go to the buffer too, which hands them on: they are trained with a later batch.
 
     headrace train grpo.yaml rollout.function=partial_rollout.py:generate_rollout
 """
@@ -29,18 +30,26 @@ async def generate_rollout(buffer, batch, evaluation):
             break
         done, pendings = await asyncio.wait(pendings, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
-            group = task.result()
-            if len(data) >= target or not all(sample.is_finished for sample in group):
-                await buffer.add([group])  # for the next call
-            elif not has_reward_spread(group):
-                await buffer.drop([group])
-                dropped += 1
-            else:
-                data.append(group)
-    await buffer.add(await abort(buffer, pendings))
+            dropped += await place(buffer, task.result(), data, target)
+    for group in await abort(buffer, pendings):
+        dropped += await place(buffer, group, data, target)
     buffer.metadata["dropped"] = buffer.metadata.get("dropped", 0) + dropped
     await buffer.save()
     return data
+
+
+async def place(buffer, group, data, target):
+    """How many groups that dropped."""
+    if not all(sample.is_finished for sample in group):
+        await buffer.add([group])  # which gives it to the next call
+    elif not has_reward_spread(group):
+        await buffer.drop([group])
+        return 1
+    elif len(data) < target:
+        data.append(group)
+    else:
+        await buffer.add([group])  # which has it trained with a later batch
+    return 0
 
 
 async def generate_and_reward_group(group):

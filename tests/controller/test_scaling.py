@@ -17,7 +17,7 @@ import pytest
 from controller_jobs import make_job
 
 from headrace.cli.main import main
-from headrace.config import TrainConfig
+from headrace.config import TrainConfig, load_config
 from headrace.config.errors import ConfigError
 from headrace.controller.control_socket import NAME, ask, listening
 from headrace.controller.scaling import Scaling
@@ -113,6 +113,44 @@ def test_what_cannot_be_scaled_says_what_could_be(tmp_path: Path, capsys: pytest
     assert "nothing to scale: give --engines N, --rollout-workers N, or both" in capsys.readouterr().err
     assert main(["scale", str(tmp_path / "none"), "--engines", "2"]) == 2
     assert "is no run that is at work" in capsys.readouterr().err
+
+
+class NoMore:
+    """`Hires` of a machine that is full."""
+
+    async def hire(self) -> tuple[Engine, Handle]:
+        raise EngineError("there is no room for it")
+
+    async def release(self, index: int) -> None:
+        raise AssertionError(index)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "words"),
+    [
+        (5, "async.ahead stays at 5 groups, 15 samples, of 16 that the engines decode at once: that binds; --resume "
+            "with a larger one"),
+        (6, "async.ahead stays at 6 groups, 18 samples; the engines decode 16 at once"),
+    ],
+)  # fmt: skip
+def test_it_says_when_ahead_binds(tmp_path: Path, ahead: int, words: str) -> None:
+    """Groups are of 3 samples, and two engines decode 8 sequences each."""
+
+    class Engine8(AbsentEngine):
+        slots = 8
+
+    async def ask_for(engines: int, said: list[str]) -> None:
+        config = load_config(TrainConfig, make_job(tmp_path / "job"))
+        pool = EnginePool.of([Engine8(), Engine8()], SystemClock())
+        pool.hires = NoMore()
+        scaling = Scaling(config, pool, MemoryPublisher().receiver(), None, lambda kind, data: None, ahead=ahead)
+        await scaling.answer({"scale": {"engines": engines}}, said.append)
+
+    said: list[str] = []
+    asyncio.run(ask_for(2, said))
+    assert said == ["engines: 2, as before", words]
+    with pytest.raises(ConfigError, match="engines: 2, and not 3: there is no room for it"):
+        asyncio.run(ask_for(3, said))
 
 
 def test_a_question_is_answered_line_by_line_and_a_bad_one_refused(tmp_path: Path) -> None:

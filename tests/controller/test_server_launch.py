@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -184,3 +185,79 @@ def test_weights_are_sent_from_loopback_but_to_servers_beyond_it(
         words = describe_plan(plan)
         assert ("weights by shm, to servers by gloo" in words) is (transport == "gloo")
         assert ("weights leave 192.0.2.1 by gloo, unencrypted, and whoever reaches" in words) is (transport == "gloo")
+
+
+def attached(folder: Path, kind: str) -> list[str]:
+    """What `check` says of servers."""
+    plan = make_plan(load_config(TrainConfig, make_job(folder, engine__kind=kind, engine__url="http://127.0.0.1:1")))
+    lines = describe_plan(plan).splitlines()
+    return [line.removeprefix("server").strip() for line in lines if line.startswith("server ")]
+
+
+INSTALLED = {
+    "vllm": (
+        ".venv-vllm",
+        "vllm/entrypoints",
+        ("rl/online", "serve/dev/*", "serve/elastic_ep", "scale_out/token_in_token_out"),
+    ),
+    "sglang": (".venv-sglang", "sglang/srt/entrypoints", ("",)),
+}
+ROUTES = {
+    "vllm": r'(?:router\.(?:post|get)|add_api_route)\(\s*"(/[^"]+)"',
+    "sglang": r'@app\.\w+\("(/[^"]+)"[^)]*\)\s*@auth_level\(AuthLevel\.ADMIN_OPTIONAL\)',
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "routes"),
+    [
+        (
+            "vllm",
+            (
+                "two runs of one config differ: its noise is its own, and depends on what ran beside a request",
+                "an update in mode recompute cuts requests off, which are asked for again with what they have",
+                "after each update its parameters are compared with what was published, of matrices that a kernel has "
+                "packed some columns, of those of experts sums; the swap check is at temperature 1",
+                "of what several ranks hold in parts (tensor parallel) nothing is compared: there the swap check finds "
+                "gross faults alone",
+                "attached: whoever reaches vLLM can do this, whatever key it has (--api-key is asked for below "
+                "/inference alone); keep its port to this run",
+            ),
+            ("exchange its weights: /init_weight_transfer_engine, /shut", "call what they have: /collective_rpc"),
+        ),
+        (
+            "sglang",
+            (
+                "two runs of one config differ: its noise is its own, and depends on what ran beside a request",
+                "its parameters are not compared with what was published: after each update the swap check, at "
+                "temperature 1, finds gross faults alone",
+                "an attached one that overlaps steps recomputes what is in flight, in mode keep as well; one that is "
+                "launched for mode keep does not overlap them",
+                "attached: whoever reaches SGLang can do this, where it was started without --api-key or "
+                "--admin-api-key; keep its port to this run",
+            ),
+            ("exchange its weights: /update_weights_from_disk, /update_weights_from_tensor,", "caches: /flush_cache"),
+        ),
+    ],
+)
+def test_check_says_what_a_server_does_not_keep_and_what_it_opens(
+    tmp_path: Path, kind: str, words: tuple[str, ...], routes: tuple[str, ...]
+) -> None:
+    said = attached(tmp_path, kind)
+    assert tuple(said[: len(words)]) == words
+    opened = said[len(words) :]
+    assert all(any(each in line for line in opened) for each in routes)
+    assert opened[-1].startswith("sample: ")
+
+
+@pytest.mark.parametrize("kind", INSTALLED)
+def test_all_routes_by_which_the_installed_server_is_changed_are_named(tmp_path: Path, kind: str) -> None:
+    environment, package, rooms = INSTALLED[kind]
+    folder = next((Path(__file__).parents[2] / environment).glob(f"lib/python3*/site-packages/{package}"), None)
+    if folder is None:
+        pytest.skip(f"make {kind}-env makes its environment")
+    files = [file for room in rooms for file in folder.glob(f"{room}/*.py" if room else "http_server.py")]
+    there = {route for file in files for route in re.findall(ROUTES[kind], file.read_text())}
+    named = {route for line in attached(tmp_path, kind) for route in re.findall(r"(/[a-z_][^ ,;)]*)", line)}
+    assert len(there) > 15
+    assert there <= named, there - named

@@ -1,4 +1,4 @@
-"""What is asked of a vLLM server first: what it tells of itself, and how it answers a request that is none."""
+"""What a vLLM server is asked first, and of weights that it took: what it tells, and what it lacks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import pytest
 from headrace.config.errors import ConfigError
 from headrace.engines.protocol import GenerateRequest, RequestError, SamplingParams
 from headrace.engines.servers.dialect import Expected
-from headrace.engines.servers.http import ServerRefused
-from headrace.engines.servers.vllm import WIRE, VllmDialect
+from headrace.engines.servers.http import ServerGone, ServerRefused
+from headrace.engines.servers.vllm import VllmDialect
+from headrace.engines.servers.vllm_told import WIRE
+from headrace.weights.plane import Manifest, WeightError, WeightOffer
+from headrace.weights.version import Version
 
 VOCAB = 64
 TOLD = {
@@ -28,34 +31,65 @@ TOLD = {
 }
 
 
+TOKEN = {"logprob": -1.0, "top_logprobs": [{"token_id": n, "logprob": -1.0} for n in range(21)]}
+CHOICE = {"token_ids": [3], "weight_versions": [{"version": "default"}], "logprobs": {"content": [TOKEN]}}
+
+
 class Told:
-    """In the place of HTTP."""
+    """In the place of HTTP: answers of paths, or their status."""
 
     url = "http://here"
 
-    def __init__(self, told: dict[str, Any], status: int) -> None:
-        self._told = told
-        self._status = status
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.answers = answers
+        self.asked: list[Any] = []
 
     async def call(self, method: str, path: str, body: Any = None, **_: Any) -> Any:
-        if path == "/version":
-            return {"version": "0.32.0"}
-        if path == "/collective_rpc":
-            return {"results": [self._told]}
-        raise ServerRefused(path, self._status, "")
+        self.asked.append((path, body))
+        answer = self.answers.get(path, {} if path in LOADING else 404)
+        if path == GENERATE and body == {}:
+            answer = self.answers.get("no request", 422)
+        if isinstance(answer, int):
+            raise ServerRefused(path, answer, "")
+        return answer
 
 
-def dialect(status: int = 422, **told: Any) -> VllmDialect:
-    return VllmDialect(Told({**TOLD, **told}, status), VOCAB)  # type: ignore[arg-type]
+GENERATE = "/inference/v1/generate"
+LOADING = ("/start_weight_update", "/update_weights", "/finish_weight_update")
 
 
-def meet(met: VllmDialect, most_kept: int = 5) -> None:
-    asyncio.run(met.meet(Expected({"vocab_size": VOCAB}, 64, "float32", True, most_kept)))
+def server(told: dict[str, Any], **answers: Any) -> Told:
+    """`told`: by the plugin, beside what fits."""
+    return Told(
+        {
+            "/version": {"version": "0.32.0"},
+            "/collective_rpc": {"results": [{**TOLD, **told}]},
+            "/is_paused": {"is_paused": False},
+            GENERATE: {"choices": [CHOICE]},
+            **answers,
+        }
+    )
+
+
+def dialect(http: Told | None = None) -> VllmDialect:
+    return VllmDialect(http or server({}), VOCAB)  # type: ignore[arg-type]
+
+
+def meet(http: Told, most_kept: int = 5, *, truncates: bool = True) -> None:
+    asyncio.run(dialect(http).meet(Expected({"vocab_size": VOCAB}, 64, "float32", truncates, most_kept)))
 
 
 def test_one_that_fits_is_met() -> None:
-    meet(dialect())
-    meet(dialect(max_logprobs=-1), most_kept=40)
+    meet(server({}))
+    meet(server({"max_logprobs": -1}), most_kept=15)
+    meet(server({}, **{GENERATE: {"choices": [without_top()]}}), truncates=False)
+
+
+def test_one_that_is_paused_is_asked_for_no_token() -> None:
+    """It would hold the request; and what it has may never have been whole."""
+    http = server({}, **{"/is_paused": {"is_paused": True}})
+    meet(http)
+    assert [body for path, body in http.asked if path == GENERATE] == [{}]
 
 
 @pytest.mark.parametrize(
@@ -63,14 +97,99 @@ def test_one_that_fits_is_met() -> None:
     [
         ({"logprobs_mode": "raw_logprobs"}, "are raw_logprobs, .* start it with --logprobs-mode processed_logprobs"),
         ({"max_logprobs": 20}, "tells 20 log-probs .* need 21 here; start it with --max-logprobs 21"),
-        ({"status": 403}, r"does not answer /inference/v1/generate \(403\); start it with --enable-scale-out"),
-        ({"status": 401}, r"refuses who asks \(401\); set engine.token_env"),
         ({"wire": WIRE - 1}, f"has headrace-vllm of wire {WIRE - 1}"),
+        ({"transfer": "ipc"}, """takes weights by 'ipc'; .* --weight-transfer-config '{"backend": "headrace"}'"""),
     ],
 )
 def test_one_that_does_not_is_told_how_to_be_started(told: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        meet(dialect(**told))
+        meet(server(told))
+
+
+def without_top() -> dict[str, Any]:
+    return {**CHOICE, "logprobs": {"content": [{**TOKEN, "top_logprobs": [{"token_id": 3, "logprob": -1.0}]}]}}
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "words"),
+    [
+        ("no request", 403, r"does not answer /inference/v1/generate \(403\); start it with --enable-scale-out"),
+        ("no request", 401, r"refuses who asks \(401\); set engine.token_env"),
+        ("/version", 404, "the server at http://here has no /version: .* start vLLM 0.32 or newer"),
+        ("/version", {"name": "x"}, "answers /version by .*: it is no vLLM"),
+        (
+            "/collective_rpc",
+            404,
+            r"vLLM 0\.32\.0 at http://here lacks the plugin headrace-vllm, or its developer routes are closed \(404\); "
+            "pip install headrace-vllm where vLLM is",
+        ),
+        ("/collective_rpc", {"results": [None]}, "has no process that answers for headrace-vllm"),
+        (GENERATE, {"choices": [{**CHOICE, "weight_versions": None}]}, "does not tell which weights sampled a token"),
+        (GENERATE, {"choices": []}, "does not tell which weights sampled a token"),
+        (GENERATE, {"choices": [{**CHOICE, "logprobs": None}]}, "does not tell the log-prob of a token"),
+        (GENERATE, {"choices": [without_top()]}, "does not tell the 5 likeliest ids with a token"),
+        (GENERATE, 500, "does not give a first token"),
+    ],
+)
+def test_what_a_server_lacks_is_named(path: str, answer: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        meet(server({}, **{path: answer}))
+
+
+def test_an_answer_that_does_not_say_which_weights_sampled_it_is_none() -> None:
+    request = GenerateRequest("r", np.array([1], np.int32), SamplingParams(max_new_tokens=1), noise_key=0)
+    whole = {**CHOICE, "finish_reason": "length", "weight_versions": [{"version": "0.1", "start": 0, "end": 1}]}
+    piece = dialect()._piece(whole, request)
+    assert piece.spans is not None
+    with pytest.raises(ServerGone, match=r"request r: .* does not tell which weights sampled the answer"):
+        dialect()._piece({**whole, "weight_versions": None}, request)
+
+
+OFFER = WeightOffer(Version(0, 7), "shm", "/dev/shm/x", Manifest(Version(0, 7), ()), None)
+
+
+def taking(*comparisons: dict[str, Any]) -> Told:
+    """One that has loaded 0.7. `comparisons`: of its processes."""
+    same = {"version": "0.7", "unread": [], "different": []}
+    results = [{"comparison": {**same, **each}} for each in comparisons]
+    return server({}, **{"/weight_info": {"weight_version": "0.7"}, "/collective_rpc": {"results": results}})
+
+
+def test_what_its_processes_could_not_compare_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    def warnings() -> list[str]:
+        return [record.getMessage() for record in caplog.records]
+
+    async def run() -> None:
+        http = taking({}, {})
+        own = dialect(http)
+        await own.load(OFFER, "0.7")
+        assert not warnings()
+        http.answers |= taking({"unread": ["q", "p"]}, {"unread": ["q"]}).answers
+        for _ in range(2):
+            await own.load(OFFER, "0.7")
+        words = "2 of its parameters, as p, cannot be compared with what is published; of them the swap check finds"
+        assert [words in each for each in warnings()] == [True]
+        assert "gross faults alone" in warnings()[0]
+        http.answers |= taking({"unread": ["q", "r"]}).answers
+        await own.load(OFFER, "0.7")
+        assert len(warnings()) == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("comparison", "words"),
+    [
+        ({"version": "0.6"}, "took '0.7', and compared '0.6' with what was published"),
+        ({"version": ""}, "took '0.7', and compared '' with what was published"),
+        ({"different": ["p", "q"]}, "took '0.7', and 2 parameters are not what was published, as 'p'"),
+    ],
+)
+def test_a_version_that_one_of_its_processes_did_not_compare_is_not_taken(
+    comparison: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(WeightError, match=words):
+        asyncio.run(dialect(taking({}, comparison)).load(OFFER, "0.7"))
 
 
 def test_ids_as_likely_as_the_last_one_are_kept() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import runpy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from headrace.runtime.inline import InlineRuntime
 from headrace.store.partials import Partials
 from headrace.weights.version import INITIAL, Version
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_job" / "partial_rollout.py"
 PROMPT = Prompt("p9", "3+4=", {"answer": "7"})
 
 
@@ -328,6 +330,23 @@ def test_what_is_dropped_or_left_is_told_apart() -> None:
 
     groups = play(function, ScriptedEngine(says("7")), 3)
     assert [reason_of(group) for group in groups] == ["rollout_function", "not_added", None]
+
+
+def test_the_examples_filter_sees_groups_as_well_that_a_batch_has_no_room_for() -> None:
+    """Of four, two make the batch, one is trained with a later one, and one has samples that are all alike."""
+    place = runpy.run_path(str(EXAMPLE))["place"]
+
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        groups = sorted(await all_of(buffer, batch, evaluation), key=lambda group: group[0].holder.key)
+        data: list[Any] = []
+        for group in groups:
+            group[0].reward, group[1].reward = 0.0, float(group is not groups[3])
+        assert [await place(buffer, group, data, target=2) for group in groups] == [0, 0, 0, 1]
+        assert data == groups[:2]
+        return data
+
+    groups = play(function, ScriptedEngine(says("7")), 4)
+    assert [reason_of(group) for group in groups] == [None, None, None, "rollout_function"]
 
 
 def test_an_unfinished_group_that_is_dropped_is_no_failure() -> None:

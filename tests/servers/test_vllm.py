@@ -11,13 +11,18 @@ from attached import require_attached
 from vllm_server import core_of, needs_vllm, serving, spec
 
 from headrace.config.errors import ConfigError
-from headrace.engines.conformance import CHECKS, a_death_is_told
+from headrace.engines.conformance import CHECKS, Subject, a_death_is_told, nothing_is_found_of_old_weights
 from headrace.engines.protocol import SwapMode
 from headrace.engines.servers.dialect import Expected
+from headrace.roles.workers.server_engine import ServerEngineWorker
 from headrace.runtime.workers import WorkerError
+from headrace.weights.disk import TENSORS, DiskPublisher
+from headrace.weights.plane import WeightError
 from headrace.weights.shm import ShmPublisher
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs_vllm]
+BLOCK = 128
+"""Tokens of the cache's blocks, on a CPU."""
 
 
 def test_it_conforms(tmp_path: Path) -> None:
@@ -29,7 +34,10 @@ def test_it_conforms(tmp_path: Path) -> None:
             publish = conforming.Publications(ShmPublisher(tmp_path / "shm"))
             subject = conforming.subject(worker.engine, worker.engine._services.clock, publish)
             for check in CHECKS:
+                before = await found_in_cache(worker)
                 await check(subject)
+                if check is nothing_is_found_of_old_weights:  # its prompt has 400 tokens, before the swap found once
+                    assert await found_in_cache(worker) - before == 3 * BLOCK
             for expected, words in (
                 (
                     Expected({"hidden_size": 64}, 64, "float32"),
@@ -40,12 +48,43 @@ def test_it_conforms(tmp_path: Path) -> None:
             ):
                 with pytest.raises(ConfigError, match=words):
                     await worker.engine.dialect.meet(expected)
+            await require_taken_from_disk(worker, publish, subject, tmp_path / "disk")
             await require_attached(worker, launched_as, publish)
             await worker.engine.update(publish("a", False), SwapMode.RECOMPUTE)
             subject.held[worker.engine.version] = "a"
             await a_death_is_told(subject, core_of(worker).kill)
 
     asyncio.run(run())
+
+
+async def found_in_cache(worker: ServerEngineWorker) -> float:
+    """Tokens of prompts, so far."""
+    name = "vllm:prefix_cache_hits_total"
+    return sum((await worker.engine.dialect._metrics(name))[name])
+
+
+async def require_taken_from_disk(
+    worker: ServerEngineWorker, publish: conforming.Publications, subject: Subject, folder: Path
+) -> None:
+    """All of it, and nothing of a file that is not what was published, though a swap check would not see that."""
+    on_disk = conforming.Publications(DiskPublisher(folder))
+    on_disk.number = publish.number
+    for name in ("b", "a"):
+        receiver = on_disk(name, False)
+        version = receiver.latest()
+        assert version is not None
+        await worker.engine.update(receiver, SwapMode.RECOMPUTE)
+        subject.held[version] = name
+        request = subject.request()
+        subject.judge(request, await subject.whole(request))
+    receiver = on_disk("b", False)
+    file = next(folder.glob(f"*-{on_disk.number}")) / TENSORS
+    data = bytearray(file.read_bytes())
+    data[-1000] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(WeightError, match=r"is damaged: its checksum differs"):
+        await worker.engine.update(receiver, SwapMode.RECOMPUTE)
+    publish.number = on_disk.number
 
 
 def test_an_option_that_it_does_not_know_is_refused_by_name(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ def _rope_theta(text: Any) -> Any:
 
 class Extension:
     def headrace(self) -> dict[str, Any]:
-        """The wire's number, which model it is and in how many processes, and what the last comparison of loaded weights
-        could see."""
+        """The wire's number, which model it is and in how many processes, and what the last comparison of loaded
+        weights could see."""
         config = self.model_config  # type: ignore[attr-defined]
         text = config.hf_text_config
         model = {**{name: getattr(text, name, None) for name in _TOLD}, "rope_theta": _rope_theta(text)}

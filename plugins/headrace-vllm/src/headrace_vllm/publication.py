@@ -1,9 +1,11 @@
 """A version of the weights, where Headrace has published it.
 
 `shm`: a folder in memory with `layout.json`, the manifest of the first version, and two files `slot-0` and `slot-1`. A
-slot begins with five numbers of 8 bytes: generation (odd while it is written), branch, number, checksum, and whether
-there is a swap check. Tensors begin at byte 4096, in the manifest's order, each at a multiple of 64.
+slot begins with five numbers of 8 bytes: generation (odd while it is written), branch, number, checksum of all tensors
+(-1: none), and whether there is a swap check. Tensors begin at byte 4096, in the manifest's order, each at a multiple
+of 64.
 `disk`: a folder with one folder `BRANCH-NUMBER` a version, of `manifest.json` and `weights.safetensors`.
+Checksums are CRC-32 of the bytes.
 """
 
 from __future__ import annotations
@@ -11,18 +13,21 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
-_SLOTS, _HEADER, _ALIGNED = 2, 4096, 64
+_SLOTS, _HEADER, _ALIGNED, _NONE = 2, 4096, 64, -1
 Entry = Mapping[str, Any]
-"""Of a manifest: a tensor's `name`, `shape` and `dtype`."""
+"""Of a manifest: a tensor's `name`, `shape`, `dtype`, and its `checksum` or None."""
 
 
 class PublicationError(RuntimeError):
@@ -37,22 +42,18 @@ class Publication:
     """Whether they are still of the version: to be asked after they were read."""
 
 
-@contextmanager
-def opened(transport: str, address: str, branch: int, number: int) -> Iterator[Publication]:
-    """Raises PublicationError."""
+def opened(transport: str, address: str, branch: int, number: int, *, rank: int = 0, ranks: int = 1) -> Publication:
+    """What is there has the checksums that the publisher made. Those of tensors, the processes that take a version
+    together share out. Raises PublicationError."""
     try:
         match transport:
             case "shm":
-                with _shared(Path(address), branch, number) as found:
-                    yield found
+                return _shared(Path(address), branch, number)
             case "disk":
-                yield _stored(Path(address) / f"{branch}-{number}")
-            case _:
-                raise PublicationError(
-                    f"weights come by {transport!r}, and by shm, disk and gloo alone they can reach vLLM"
-                )
-    except OSError as error:
-        raise PublicationError(f"version {branch}.{number} cannot be read at {address}: {error}") from error
+                return _stored(Path(address), branch, number, rank, ranks)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise PublicationError(f"version {branch}.{number} cannot be read at {address}: {error!r}") from error
+    raise PublicationError(f"weights come by {transport!r}, and by shm, disk and gloo alone they can reach vLLM")
 
 
 def size_of(entries: Sequence[Entry]) -> int:
@@ -71,8 +72,7 @@ def tensors_in(data: torch.Tensor, entries: Sequence[Entry]) -> dict[str, torch.
     return found
 
 
-@contextmanager
-def _shared(folder: Path, branch: int, number: int) -> Iterator[Publication]:
+def _shared(folder: Path, branch: int, number: int) -> Publication:
     entries = json.loads((folder / "layout.json").read_bytes())["entries"]
     held: list[str] = []
     for slot in range(_SLOTS):
@@ -81,17 +81,47 @@ def _shared(folder: Path, branch: int, number: int) -> Iterator[Publication]:
             mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
         finally:
             os.close(descriptor)
-        numbers = memoryview(mapped)[:24].cast("q")
-        generation, *version = numbers
+        numbers = memoryview(mapped)[:32].cast("q")
+        generation, *version, told = numbers
         if generation > 0 and generation % 2 == 0 and version == [branch, number]:
-
-            def stands(numbers: Any = numbers, generation: int = generation) -> bool:
-                return bool(numbers[0] == generation)
-
-            yield Publication(tensors_in(torch.frombuffer(mapped, dtype=torch.uint8)[_HEADER:], entries), stands)
-            return
+            tensors = tensors_in(torch.frombuffer(mapped, dtype=torch.uint8)[_HEADER:], entries)
+            if told != _NONE and told != _checksum(tensors.values()):
+                raise PublicationError(f"version {branch}.{number} is not whole at {folder}: its checksum differs")
+            return Publication(tensors, partial(_begins_with, numbers, generation))
         held.append(f"{version[0]}.{version[1]}{' (being written)' if generation % 2 else ''}")
     raise PublicationError(f"version {branch}.{number} is not at {folder}: there are {', '.join(held)}")
+
+
+def _begins_with(numbers: memoryview, generation: int) -> bool:
+    return bool(numbers[0] == generation)
+
+
+def _stored(address: Path, branch: int, number: int, rank: int, ranks: int) -> Publication:
+    folder = address / f"{branch}-{number}"
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    if manifest["version"] != [branch, number]:
+        raise PublicationError(f"{folder} is of version {manifest['version']}, and not {branch}.{number}")
+    tensors, entries = load_file(folder / "weights.safetensors"), manifest["entries"]
+    if odd := tensors.keys() ^ {entry["name"] for entry in entries}:
+        raise PublicationError(f"{folder} has {min(odd)!r} in its manifest or in its tensors alone")
+    for place, entry in enumerate(entries):
+        tensor = tensors[entry["name"]]
+        if (list(tensor.shape), tensor.dtype) != (entry["shape"], _dtype(entry)):
+            raise PublicationError(
+                f"{folder}: {entry['name']!r} is {tensor.dtype}{list(tensor.shape)}, and was published as "
+                f"{entry['dtype']}{entry['shape']}"
+            )
+        if place % ranks == rank and entry["checksum"] not in (None, _checksum([tensor])):
+            raise PublicationError(f"{folder}: {entry['name']!r} is damaged: its checksum differs")
+    return Publication(tensors, folder.is_dir)
+
+
+def _checksum(tensors: Iterable[torch.Tensor]) -> int:
+    """Of the bytes of all, one after another."""
+    found = 0
+    for tensor in tensors:
+        found = zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data, found)
+    return found
 
 
 def _dtype(entry: Entry) -> torch.dtype:
@@ -100,9 +130,3 @@ def _dtype(entry: Entry) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise PublicationError(f"{entry['name']!r} has the dtype {entry['dtype']!r}, which torch does not know")
     return found
-
-
-def _stored(folder: Path) -> Publication:
-    from safetensors.torch import load_file
-
-    return Publication(load_file(folder / "weights.safetensors"), lambda: folder.is_dir())

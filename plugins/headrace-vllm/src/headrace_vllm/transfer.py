@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +49,7 @@ class HeadraceTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.comparison = Comparison()
-        """Of the version that was loaded last."""
+        """Of the version that was loaded last; of none while one is loaded, and after a fault."""
         self._group: Group | None = None
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
@@ -73,18 +72,20 @@ class HeadraceTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         name = f"{update_info.branch}.{update_info.number}"
-        with self._published(update_info) as found:
-            self._forget_packed_experts()
-            initialize_layerwise_reload(self.model)
-            loaded = self.model.load_weights(iter(found.tensors.items()))
-            finalize_layerwise_reload(self.model, self.model_config)
-            self._pack_head()
-            missing = {each for each, _ in self.model.named_parameters()} - set(loaded or ())
-            if loaded is not None and missing:
-                raise PublicationError(f"version {name} lacks what the model has, as {min(missing)}")
-            self.comparison = compared(self.model, found.tensors)
-            if not found.stands():
-                raise PublicationError(f"version {name} was overtaken while it was read")
+        self.comparison = Comparison()
+        found = self._published(update_info)
+        self._forget_packed_experts()
+        initialize_layerwise_reload(self.model)
+        loaded = self.model.load_weights(iter(found.tensors.items()))
+        finalize_layerwise_reload(self.model, self.model_config)
+        self._pack_head()
+        missing = {each for each, _ in self.model.named_parameters()} - set(loaded or ())
+        if loaded is not None and missing:
+            raise PublicationError(f"version {name} lacks what the model has, as {min(missing)}")
+        comparison = compared(self.model, found.tensors, name)
+        if not found.stands():
+            raise PublicationError(f"version {name} was overtaken while it was read")
+        self.comparison = comparison
         if self.comparison.different:
             raise ValueError(
                 f"version {name} was loaded, and {len(self.comparison.different)} parameters are not what was "
@@ -92,11 +93,12 @@ class HeadraceTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
             )
         logger.info("headrace: version %s: %s", name, self.comparison)
 
-    def _published(self, info: UpdateInfo) -> AbstractContextManager[Publication]:
+    def _published(self, info: UpdateInfo) -> Publication:
         """Raises PublicationError."""
         if info.transport == "gloo":
-            return nullcontext(self._sent(info))
-        return opened(info.transport, info.address, info.branch, info.number)
+            return self._sent(info)
+        ranks = self.parallel_config.world_size * self.parallel_config.data_parallel_size
+        return opened(info.transport, info.address, info.branch, info.number, rank=self._rank, ranks=ranks)
 
     def _sent(self, info: UpdateInfo) -> Publication:
         """By whoever listens at its address. The group is made anew for another address, and after a fault. Raises

@@ -20,6 +20,7 @@ from headrace.controller.planning.placement import worker_counts
 from headrace.controller.planning.placement_view import drawn
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.prompt_notes import first_prompt
+from headrace.controller.planning.servers import describe_servers
 from headrace.controller.planning.table_size import largest_group, table_bound
 from headrace.controller.planning.trained_memory import stages_of
 from headrace.experience.schedule import reachable_staleness
@@ -60,7 +61,7 @@ def _run(plan: Plan) -> list[str]:
         + (f"; {rollout.surplus} prompt(s) more are started" if rollout.surplus else ""),
         f"sampling  {_sampling(plan)}",
         *_chats(plan),
-        *_server(plan),
+        *describe_servers(plan),
         *_schedule(plan),
         *_table(plan),
         *describe_backend(config, on_device=bool(plan.memory.on_device)),
@@ -80,52 +81,6 @@ def _engines_of(section: EngineSection) -> str:
         return f"{section.count} embedded engine{'s' * (section.count > 1)}"
     where = f"at {', '.join(section.urls)}" if section.urls else "launched"
     return f"{section.count} {section.kind} server{'s' * (section.count > 1)} {where}"
-
-
-def _server(plan: Plan) -> list[str]:
-    """What a server cannot keep of what the embedded engine does, and what it opens."""
-    engine = plan.config.engine
-    if not engine.has_server or plan.replay is not None:
-        return []
-    kinds = dict.fromkeys(section.kind for section in engine.sections if section.is_server)
-    lines = [
-        "server    two runs of one config differ: its noise is its own, and depends on what ran beside a request",
-        *(line for kind in kinds for line in _KEPT_BY[kind]),
-    ]
-    lines += [
-        "server    attached: whoever reaches it can pause it and exchange its weights "
-        f"({_ROUTES[kind]}); keep its port to this run"
-        for kind in dict.fromkeys(section.kind for section in engine.sections if section.urls)
-    ]
-    if plan.config.sends_weights and plan.config.servers_beyond:
-        lines.append(
-            f"server    weights leave {plan.config.weights.host} by gloo, unencrypted, and whoever reaches its ports "
-            "can take part: see the weights, or give a server others; keep them to a network of this run's machines"
-        )
-    return lines
-
-
-_KEPT_BY = {
-    "vllm": (
-        "server    an update in mode recompute cuts requests off, which are asked for again with what they have",
-        "server    after each update its parameters are compared with what was published, of matrices "
-        "that a kernel has packed some columns; the swap check is at temperature 1",
-        "server    of what several ranks hold in parts (tensor parallel) nothing is compared: there the swap check "
-        "finds gross faults alone",
-    ),
-    "sglang": (
-        "server    its parameters are not compared with what was published: after each update the swap check, at "
-        "temperature 1, finds gross faults alone",
-        "server    an attached one that overlaps steps recomputes what is in flight, in mode keep as well; one that is "
-        "launched for mode keep does not overlap them",
-    ),
-}
-_ROUTES = {
-    "vllm": "/pause, /resume, /start_weight_update, /update_weights, /finish_weight_update, /abort_requests, "
-    "/collective_rpc, /inference/v1/generate",
-    "sglang": "/pause_generation, /continue_generation, /update_weights_from_disk, "
-    "/update_weights_from_distributed, /init_weights_update_group, /abort_request, /generate",
-}
 
 
 def _cluster(plan: Plan) -> list[str]:

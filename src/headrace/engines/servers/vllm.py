@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -12,26 +13,32 @@ from numpy.typing import NDArray
 
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.config.errors import ConfigError
-from headrace.config.values.dtypes import dtype_name
-from headrace.engines.protocol import FinishReason, GenerateRequest, RequestError, SwapMode
+from headrace.engines.protocol import FinishReason, GenerateRequest, RequestError, SamplingParams, SwapMode
 from headrace.engines.servers.dialect import Expected, Piece, Span
 from headrace.engines.servers.http import ServerGone, ServerHttp, ServerRefused
 from headrace.engines.servers.vllm_command import TIES
+from headrace.engines.servers.vllm_told import (
+    NEWEST,
+    PLUGIN,
+    ids_asked_for,
+    require_answers,
+    require_fits,
+    unread_of,
+)
 from headrace.engines.servers.weight_sender import STILL_S, WeightSender, chunks
 from headrace.engines.servers.window import ServerLoad
 from headrace.runtime.together import together
 from headrace.weights.plane import BUCKET_BYTES, WeightError, WeightOffer
 
-WIRE = 5
-"""The number of what is said to the plugin `headrace-vllm`."""
-PLUGIN = "headrace-vllm"
+logger = logging.getLogger(__name__)
+
 _HEALTH_S, _CALL_S, _LOAD_S, _PAUSE_S = 20.0, 60.0, 1800.0, 600.0
 _PREFIX = "generate-tokens-"
 """What the server puts before a request's id."""
 _OUTSIDE = -1000.0
 """A log-prob below is that of an id which truncation left out."""
 _FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
-_BAD_REQUEST, _NO_TOKEN, _CLOSED = 400, 401, (403, 404, 405)
+_BAD_REQUEST, _NO_TOKEN, _NOT_FOUND, _CLOSED = 400, 401, 404, (403, 404, 405)
 _GENERATE = "/inference/v1/generate"
 _WHOLE = 1e-3
 """What a kept set may lack of a probability of 1, by rounding."""
@@ -58,6 +65,8 @@ class VllmDialect:
         """Ours alone: somebody who was attached before may have counted as we do."""
         self._salt = f"{self._mark}-0"
         """Of the prefix cache: what was computed under other weights is not found."""
+        self._unread: frozenset[str] = frozenset()
+        """Parameters of which was said that nobody compares them."""
 
     async def is_up(self) -> bool:
         """See `Dialect.is_up`."""
@@ -65,8 +74,7 @@ class VllmDialect:
 
     async def meet(self, expected: Expected) -> None:
         """See `Dialect.meet`."""
-        version = await self._http.call("GET", "/version", what="its version", seconds=_CALL_S)
-        self.name = f"vLLM {version['version']}"
+        self.name = f"vLLM {await self._version()}"
         try:
             told = await self._rpc("headrace")
         except ServerRefused as error:
@@ -74,16 +82,28 @@ class VllmDialect:
                 f"{self.name} at {self._http.url} lacks the plugin {PLUGIN}, or its developer routes are closed "
                 f"({error.status}); pip install {PLUGIN} where vLLM is, and start it as the plugin's README says"
             ) from error
+        if not told:
+            raise ConfigError(
+                f"{self.name} at {self._http.url} has no process that answers for {PLUGIN}; start it anew"
+            )
         for each in told:
-            if each.get("wire") != WIRE or each.get("transfer") != "headrace":
-                raise ConfigError(
-                    f"{self.name} at {self._http.url} has {PLUGIN} of wire {each.get('wire')} and takes weights by "
-                    f"{each.get('transfer')!r}; this headrace needs wire {WIRE} and --weight-transfer-config "
-                    '\'{"backend": "headrace"}\''
-                )
-            self._require(each, expected)
+            require_fits(each, expected, self._vocab_size, f"{self.name} at {self._http.url}")
             self._ranks = each["ranks"]
         await self._require_takes_ids()
+        await self._require_tells(expected)
+
+    async def _version(self) -> str:
+        """Raises ConfigError where it tells none."""
+        where = f"the server at {self._http.url}"
+        try:
+            told = await self._http.call("GET", "/version", what="its version", seconds=_CALL_S)
+        except ServerRefused as error:
+            if error.status != _NOT_FOUND:
+                raise
+            raise ConfigError(f"{where} has no /version: it is no vLLM, or one that is too old; {NEWEST}") from error
+        if not isinstance(told, dict) or "version" not in told:
+            raise ConfigError(f"{where} answers /version by {str(told)[:80]!r}: it is no vLLM; {NEWEST}")
+        return str(told["version"])
 
     async def _require_takes_ids(self) -> None:
         """By a request that is none, which a server that takes them refuses as such. Raises ConfigError."""
@@ -98,40 +118,28 @@ class VllmDialect:
                 ) from error
             if error.status in _CLOSED:
                 raise ConfigError(
-                    f"{where} does not answer {_GENERATE} ({error.status}); start it with --enable-scale-out, and vLLM "
-                    "0.32 or newer"
+                    f"{where} does not answer {_GENERATE} ({error.status}); start it with --enable-scale-out, and "
+                    f"{NEWEST}"
                 ) from error
 
-    def _require(self, told: Mapping[str, Any], expected: Expected) -> None:
-        there = told.get("model") or {}
+    async def _require_tells(self, expected: Expected) -> None:
+        """By a first token. One that is paused holds it, and perhaps has weights that were never whole: by these it
+        would end. Of it the first answer tells. Raises ConfigError."""
         where = f"{self.name} at {self._http.url}"
-        for name, value in expected.model.items():
-            if there.get(name) not in (None, value):
-                raise ConfigError(
-                    f"{where} has another model: its {name} is {there.get(name)!r}, and that of model.path {value!r}; "
-                    "start it with the run's model"
-                )
-        if told["max_model_len"] < expected.max_context:
-            raise ConfigError(
-                f"{where} has a context of {told['max_model_len']} tokens, and the run needs {expected.max_context}; "
-                "start it with a larger --max-model-len, or lower engine.max_context"
-            )
-        if told["logprobs_mode"] != "processed_logprobs":
-            raise ConfigError(
-                f"{where} tells log-probs that are {told['logprobs_mode']}, and not those of the distribution that is "
-                "sampled from; start it with --logprobs-mode processed_logprobs"
-            )
-        most = ids_asked_for(expected.most_kept, self._vocab_size)
-        if -1 != told["max_logprobs"] < most:
-            raise ConfigError(
-                f"{where} tells {told['max_logprobs']} log-probs of a token at most, and kept sets need {most} here; "
-                f"start it with --max-logprobs {most}"
-            )
-        if dtype_name(told["dtype"]) != expected.dtype:
-            raise ConfigError(
-                f"{where} computes in {told['dtype']}, and engine.dtype is {expected.dtype}; start it with "
-                f"--dtype {expected.dtype}, or set engine.dtype"
-            )
+        state = await self._http.call("GET", "/is_paused", what="whether it is paused", seconds=_CALL_S)
+        if state.get("is_paused"):
+            return
+        top_k = min(expected.most_kept, self._vocab_size) if expected.truncates else 0
+        sampling = SamplingParams(max_new_tokens=1, top_k=top_k)
+        asked = GenerateRequest(
+            f"meet-{self._mark}", np.zeros(1, np.int32), sampling, noise_key=0, return_kept=top_k > 0
+        )
+        body = {**self._body(asked), "stream": False}
+        try:
+            answer = await self._http.call("POST", _GENERATE, body, what="a first token", seconds=_CALL_S)
+        except ServerRefused as error:
+            raise ConfigError(f"{where} does not give a first token: {error}") from error
+        require_answers(answer, top_k, where)
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[Piece]:
         """See `Dialect.stream`. Raises RequestError for what the server says is a bad request."""
@@ -188,6 +196,11 @@ class VllmDialect:
             raise ServerGone(f"request {request.request_id}: {len(content)} log-probs came with {len(tokens)} tokens")
         finish = choice.get("finish_reason")
         spans = choice.get("weight_versions")
+        if finish is not None and spans is None:
+            raise ServerGone(
+                f"request {request.request_id}: {self.name} does not tell which weights sampled the answer: it is too "
+                f"old; {NEWEST}"
+            )
         return Piece(
             np.array(tokens, np.int32),
             np.array([each["logprob"] for each in content], np.float32),
@@ -246,6 +259,21 @@ class VllmDialect:
             raise WeightError(f"{self.name} did not take {version}: {_said(error.text)}") from error
         if told.get("weight_version") != name:
             raise WeightError(f"{self.name} says that it has {told.get('weight_version')!r}, and took {name!r}")
+        await self._require_compared(name)
+
+    async def _require_compared(self, name: str) -> None:
+        """By each of its processes. What none could compare is said, once. Raises WeightError."""
+        unread = frozenset(unread_of(await self._rpc("headrace"), name, self.name))
+        if not unread <= self._unread:
+            self._unread = unread
+            logger.warning(
+                "%s at %s: %d of its parameters, as %s, cannot be compared with what is published; of them the swap "
+                "check finds gross faults alone",
+                self.name,
+                self._http.url,
+                len(unread),
+                min(unread),
+            )
 
     async def _begin(self) -> None:
         """One that never came to its bytes may have been left open, and then another one is refused."""
@@ -326,11 +354,6 @@ class VllmDialect:
             "POST", "/collective_rpc", {"method": method}, what=f"the workers' {method}", seconds=_CALL_S
         )
         return [each for each in answer["results"] if isinstance(each, dict)]
-
-
-def ids_asked_for(top_k: int, vocab_size: int) -> int:
-    """Of a token, for its kept set under top-k."""
-    return min(top_k + TIES, vocab_size) if top_k else 0
 
 
 def _finish(word: str, request_id: str) -> FinishReason:

@@ -1,0 +1,137 @@
+"""What an inference server cannot keep of what the embedded engine does, and what it opens, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.controller.planning.plan import Plan
+
+_KEPT_BY = {
+    "vllm": (
+        "an update in mode recompute cuts requests off, which are asked for again with what they have",
+        "after each update its parameters are compared with what was published, of matrices that a kernel has packed "
+        "some columns, of those of experts sums; the swap check is at temperature 1",
+        "of what several ranks hold in parts (tensor parallel) nothing is compared: there the swap check finds gross "
+        "faults alone",
+    ),
+    "sglang": (
+        "its parameters are not compared with what was published: after each update the swap check, at temperature 1, "
+        "finds gross faults alone",
+        "an attached one that overlaps steps recomputes what is in flight, in mode keep as well; one that is launched "
+        "for mode keep does not overlap them",
+    ),
+}
+_OPENS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "vllm": {
+        "pause it and end what is asked of it": (
+            "/pause",
+            "/resume",
+            "/abort_requests",
+            "/inference/v1/abort_requests",
+            "/sleep",
+            "/wake_up",
+            "/release_kv_cache_memory",
+        ),
+        "exchange its weights": (
+            "/init_weight_transfer_engine",
+            "/shutdown_weight_transfer_engine",
+            "/start_weight_update",
+            "/start_draft_weight_update",
+            "/update_weights",
+            "/finish_weight_update",
+            "/update_weight_version",
+        ),
+        "have its workers call what they have": ("/collective_rpc",),
+        "empty its caches": ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"),
+        "change how it works": ("/scale_elastic_ep",),
+        "read of it": (
+            "/server_info",
+            "/weight_info",
+            "/weight_checker",
+            "/get_world_size",
+            "/is_paused",
+            "/is_sleeping",
+            "/is_scaling_elastic_ep",
+        ),
+        "sample": ("/inference/v1/generate",),
+    },
+    "sglang": {
+        "pause it and end what is asked of it": (
+            "/pause_generation",
+            "/continue_generation",
+            "/abort_request",
+            "/slow_down",
+            "/release_memory_occupation",
+            "/resume_memory_occupation",
+        ),
+        "exchange its weights": (
+            "/update_weights_from_disk",
+            "/update_weights_from_tensor",
+            "/update_weights_from_distributed",
+            "/update_weights_from_ipc",
+            "/begin_weight_update",
+            "/end_weight_update",
+            "/init_weights_update_group",
+            "/destroy_weights_update_group",
+            "/update_weight_version",
+            "/load_lora_adapter",
+            "/load_lora_adapter_from_tensors",
+            "/unload_lora_adapter",
+        ),
+        "have its weights sent": (
+            "/get_weights_by_name",
+            "/init_weights_send_group_for_remote_instance",
+            "/send_weights_to_remote_instance",
+            "/remote_instance_transfer_engine_info",
+            "/get_remote_instance_transfer_engine_info",
+        ),
+        "change how it works": (
+            "/set_internal_state",
+            "/pd_role_switch",
+            "/freeze_gc",
+            "/hicache/storage-backend",
+            "/add_external_corpus",
+            "/remove_external_corpus",
+        ),
+        "have it write files": (
+            "/configure_logging",
+            "/set_trace_level",
+            "/dumper/{method}",
+            "/start_profile",
+            "/stop_profile",
+            "/start_expert_distribution_record",
+            "/stop_expert_distribution_record",
+            "/dump_expert_distribution_record",
+        ),
+        "empty its caches": ("/flush_cache", "/hicache/storage-backend/clear"),
+        "read of it": ("/server_info", "/model_info", "/weights_checker", "/list_external_corpora"),
+        "sample": ("/generate",),
+    },
+}
+"""Routes, of the versions that are tried, by what whoever reaches them can do."""
+_NAMED = {
+    "vllm": "vLLM can do this, whatever key it has (--api-key is asked for below /inference alone)",
+    "sglang": "SGLang can do this, where it was started without --api-key or --admin-api-key",
+}
+
+
+def describe_servers(plan: Plan) -> list[str]:
+    """A line for each."""
+    engine = plan.config.engine
+    if not engine.has_server or plan.replay is not None:
+        return []
+    kinds = dict.fromkeys(section.kind for section in engine.sections if section.is_server)
+    lines = [
+        "two runs of one config differ: its noise is its own, and depends on what ran beside a request",
+        *(line for kind in kinds for line in _KEPT_BY[kind]),
+    ]
+    attached = dict.fromkeys(section.kind for section in engine.sections if section.urls)
+    for kind in attached:
+        lines.append(f"attached: whoever reaches {_NAMED[kind]}; keep its port to this run")
+        lines += [f"  {what}: {', '.join(routes)}" for what, routes in _OPENS[kind].items()]
+    if plan.config.sends_weights and plan.config.servers_beyond:
+        lines.append(
+            f"weights leave {plan.config.weights.host} by gloo, unencrypted, and whoever reaches its ports "
+            "can take part: see the weights, or give a server others; keep them to a network of this run's machines"
+        )
+    return [f"server    {line}" for line in lines]

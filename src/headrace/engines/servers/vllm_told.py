@@ -1,0 +1,95 @@
+"""Whether a vLLM server is the one that a run needs, and has what was published, as it tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from headrace.config.errors import ConfigError
+from headrace.config.values.dtypes import dtype_name
+from headrace.engines.servers.dialect import Expected
+from headrace.engines.servers.vllm_command import TIES
+from headrace.weights.plane import WeightError
+
+WIRE = 6
+"""The number of what is said to the plugin."""
+PLUGIN = "headrace-vllm"
+NEWEST = "start vLLM 0.32 or newer"
+
+
+def ids_asked_for(top_k: int, vocab_size: int) -> int:
+    """Of a token, for its kept set under top-k."""
+    return min(top_k + TIES, vocab_size) if top_k else 0
+
+
+def require_fits(told: Mapping[str, Any], expected: Expected, vocab_size: int, where: str) -> None:
+    """`told`: by the plugin, of one of its processes. `where`: its name and address. Raises ConfigError."""
+    if told.get("wire") != WIRE or told.get("transfer") != "headrace":
+        raise ConfigError(
+            f"{where} has {PLUGIN} of wire {told.get('wire')} and takes weights by {told.get('transfer')!r}; this "
+            f'headrace needs wire {WIRE} and --weight-transfer-config \'{{"backend": "headrace"}}\''
+        )
+    there = told.get("model") or {}
+    for name, value in expected.model.items():
+        if there.get(name) not in (None, value):
+            raise ConfigError(
+                f"{where} has another model: its {name} is {there.get(name)!r}, and that of model.path {value!r}; "
+                "start it with the run's model"
+            )
+    if told["max_model_len"] < expected.max_context:
+        raise ConfigError(
+            f"{where} has a context of {told['max_model_len']} tokens, and the run needs {expected.max_context}; "
+            "start it with a larger --max-model-len, or lower engine.max_context"
+        )
+    if told["logprobs_mode"] != "processed_logprobs":
+        raise ConfigError(
+            f"{where} tells log-probs that are {told['logprobs_mode']}, and not those of the distribution that is "
+            "sampled from; start it with --logprobs-mode processed_logprobs"
+        )
+    most = ids_asked_for(expected.most_kept, vocab_size)
+    if -1 != told["max_logprobs"] < most:
+        raise ConfigError(
+            f"{where} tells {told['max_logprobs']} log-probs of a token at most, and kept sets need {most} here; "
+            f"start it with --max-logprobs {most}"
+        )
+    if dtype_name(told["dtype"]) != expected.dtype:
+        raise ConfigError(
+            f"{where} computes in {told['dtype']}, and engine.dtype is {expected.dtype}; start it with "
+            f"--dtype {expected.dtype}, or set engine.dtype"
+        )
+
+
+def require_answers(answer: Any, top_k: int, where: str) -> None:
+    """`answer`: to a request of one token. `top_k`: ids whose log-probs it was asked for; 0: of the token alone. Raises
+    ConfigError."""
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    choice = choices[0] if choices else {}
+    if not choice.get("weight_versions"):
+        raise ConfigError(f"{where} does not tell which weights sampled a token: it is too old; {NEWEST}")
+    content = (choice.get("logprobs") or {}).get("content") or [{}]
+    if "logprob" not in content[0]:
+        raise ConfigError(f"{where} does not tell the log-prob of a token; {NEWEST}")
+    if len(content[0].get("top_logprobs") or ()) < top_k:
+        raise ConfigError(
+            f"{where} does not tell the {top_k} likeliest ids with a token, and without these nothing is trained as it "
+            f"was sampled; {NEWEST}, or use top_p 1, top_k 0"
+        )
+
+
+def unread_of(told: Iterable[Mapping[str, Any]], version: str, name: str) -> set[str]:
+    """Parameters that were not compared with what was published. `told`: by the plugin, of each process, once it has
+    loaded the version. `name`: of the server. Raises WeightError where they were compared, and differ, or with another
+    version."""
+    unread: set[str] = set()
+    for each in told:
+        found = each.get("comparison") or {}
+        different = found.get("different") or []
+        if found.get("version") != version:
+            raise WeightError(f"{name} took {version!r}, and compared {found.get('version')!r} with what was published")
+        if different:
+            raise WeightError(
+                f"{name} took {version!r}, and {len(different)} parameters are not what was published, as "
+                f"{different[0]!r}"
+            )
+        unread.update(found["unread"])
+    return unread
