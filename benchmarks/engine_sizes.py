@@ -57,7 +57,7 @@ def arranging(own: OwnSide, runs: int) -> dict[str, Any]:
     core = own.engine._core
     assert core is not None
     sides: dict[str, Callable[[], Any]] = {
-        "copied_s": lambda: [tensor.clone() for tensor in own.parameters.values()],
+        "copied_s": lambda: sum(tensor.clone().ndim for tensor in own.parameters.values()),  # one at a time
         "arranged_s": lambda: core._runner.prepare(own.parameters),
     }
     seconds: dict[str, list[float]] = {name: [] for name in sides}
@@ -102,10 +102,9 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     args = parser.parse_args()
     torch.set_num_threads(1)  # a team of threads of this one's own would slow down the engine's
-    rows = []
     with tempfile.TemporaryDirectory() as name:
         for size in args.sizes:
-            folder, load = Path(name) / size, LOADS[size]
+            folder, load, rows = Path(name) / size, LOADS[size], []
             model_of(size).save_pretrained(folder)
             prompts = load.prompts(load.concurrent, VOCABULARY[size])
             for dtype in args.dtypes:
@@ -114,7 +113,7 @@ def main() -> None:
                 row |= compare(folder, dtype, prompts, load, args.runs, args.vllm_python)
                 row["prefill"] = prefill(folder, size, dtype, args.runs)
                 rows.append(row)
-    save("engine_sizes", {"threads": THREADS, "runs": args.runs, "rows": rows})
+            save(f"engine_{size}", {"threads": THREADS, "runs": args.runs, "rows": rows})
 
 
 if __name__ == "__main__":
