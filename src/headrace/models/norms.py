@@ -83,36 +83,35 @@ class _RmsNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scale = (norm.square_() / x.shape[-1]).add_(eps).rsqrt_()
-        ctx.save_for_backward(x, weight, scale)
-        return (x.float() * scale).to(x.dtype) * weight
+        normed = (x.float() * scale).to(x.dtype)
+        ctx.save_for_backward(normed if x.dtype == torch.float32 else x, weight, scale)
+        return normed * weight
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         """With n = x s the normalised x and u = g w: dx = s (u - n mean(u n)), dw = sum of g n over rows."""
-        x, weight, scale = ctx.saved_tensors
-        width = x.shape[-1]
-        rows, grad = x.reshape(-1, width), grads[0].reshape(-1, width)
-        way = _exactly if x.dtype == torch.float32 else _in_few_passes
+        kept, weight, scale = ctx.saved_tensors
+        rows, grad = (each.reshape(-1, kept.shape[-1]) for each in (kept, grads[0]))
+        way = _exactly if kept.dtype == torch.float32 else _in_few_passes
         by_x, by_weight = way(rows, grad, weight, scale.view(-1, 1), ctx.needs_input_grad[1])
-        return by_x.view(x.shape), by_weight, None
+        return by_x.view(kept.shape), by_weight, None
 
 
 def _exactly(
-    rows: Tensor, grad: Tensor, weight: Tensor, scale: Tensor, wants_weight: bool
+    normed: Tensor, grad: Tensor, weight: Tensor, scale: Tensor, wants_weight: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """What a row comes to does not depend on how many there are."""
-    normed = rows * scale
+    """From normalised rows. What a row comes to does not depend on how many there are."""
     by_weight = (grad * normed).sum(0) if wants_weight else None
     up = grad * weight
     inner = torch.matmul(up[:, None, :], normed[:, :, None])[:, 0]
-    return up.addcmul_(normed, inner, value=-1.0 / rows.shape[1]).mul_(scale), by_weight
+    return up.addcmul_(normed, inner, value=-1.0 / normed.shape[1]).mul_(scale), by_weight
 
 
 def _in_few_passes(
     rows: Tensor, grad: Tensor, weight: Tensor, scale: Tensor, wants_weight: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The kernel of layer normalisation, which takes x - m for a given m = 0, makes s (u - n mean(u n) - mean(u)). Sums
-    over rows are products with a row, added up in float32."""
+    """From rows as they were. The kernel of layer normalisation, which takes x - m for a given m = 0, makes
+    s (u - n mean(u n) - mean(u)). Sums over rows are products with a row, added up in float32."""
     width = rows.shape[1]
     given = (grad, rows, [width], torch.zeros_like(scale), scale, weight.float(), None, (True, False, False))
     by_x: Tensor = torch.ops.aten.native_layer_norm_backward(*given)[0]
