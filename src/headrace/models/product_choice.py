@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from headrace.config.values.dtypes import dtype_name
 from headrace.models.machine_measurements import cache_folder, kept_measurement, one_thread
 from headrace.models.products import HAS_ONEDNN, packed, product
 from headrace.runtime.clock import processor_seconds
@@ -65,7 +66,7 @@ def kept_choice(
     folder: Path | None, dtype: torch.dtype, measure: Callable[[torch.dtype], ProductChoice]
 ) -> ProductChoice:
     """See `kept_measurement`; `NEITHER` where it keeps nothing."""
-    name = f"products-{str(dtype).removeprefix('torch.')}-{_FORMAT}"
+    name = f"products-{dtype_name(dtype)}-{_FORMAT}"
     found = kept_measurement(folder, name, ("dense_gain", "packed_gain"), lambda: asdict(measure(dtype)))
     return NEITHER if found is None else ProductChoice(*found)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from headrace.config.values.dtypes import dtype_name
 from headrace.engines.embedded.runners.runner import Runner
 from headrace.weights.plane import WeightError
 from headrace.weights.swap_check import SwapCheck
@@ -26,6 +27,6 @@ def require_right(runner: Runner, check: SwapCheck, version: Version, dtype: tor
         logits = runner.decode(tokens[:, place].contiguous(), positions, place + 1)
         logprobs = torch.log_softmax(logits / check.temperature, dim=-1)
         found.append(logprobs.gather(1, tokens[:, place + 1, None])[:, 0])
-    fault = check.fault(torch.stack(found, dim=1).cpu().numpy(), str(dtype).removeprefix("torch."))
+    fault = check.fault(torch.stack(found, dim=1).cpu().numpy(), dtype_name(dtype))
     if fault is not None:
         raise WeightError(f"{version} did not arrive as it was published: {fault}; it is not taken")

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from headrace.config.values.dtypes import dtype_name
 from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.runners.fused_runner import FusedRunner
 from headrace.engines.embedded.runners.generic_runner import GenericRunner
@@ -39,7 +40,7 @@ def _choose(model: Any, cache: KeyValueCache) -> Runner:
     if not torch.isfinite(expected[:, -1]).all(dim=-1).any():
         raise EngineError(
             f"{type(model).__name__} computes logits that are not finite, whatever it is given: what it computes "
-            f"overflows {str(model.dtype).removeprefix('torch.')}; look at its weights and its config.json"
+            f"overflows {dtype_name(model.dtype)}; look at its weights and its config.json"
             + (", or use dtype float32" if model.dtype is not torch.float32 else "")
         )
     if (own := _with_own_kernels(model, cache, tokens, expected, tolerance)) is not None:

@@ -12,8 +12,8 @@ from headrace.engines.embedded.runners.rope import RotaryTable
 
 _KEYS = 64
 """That a program of attention looks at together."""
-_LEAST_QUERIES = 16
-"""Rows of the smallest product of a tensor core."""
+_LEAST = 16
+"""Rows and columns of the smallest product of a tensor core."""
 _MOST_PARTS = 16
 _PROGRAMS = 512
 """That keep a large device busy: keys of few rows are shared out among more programs."""
@@ -29,12 +29,12 @@ class TritonOperations:
         self._rotary = rotary
         self._cache = cache
         self._dtype = dtype
-        self._head_block = _power_of_two(shape.head_dim)
+        self._head_block = _block(shape.head_dim)
 
     def norm(self, norm: RmsNorm, hidden: torch.Tensor) -> torch.Tensor:
         rows, width = hidden.shape
         out = torch.empty_like(hidden, dtype=self._dtype)
-        kernels.rms_norm[(rows,)](hidden, norm.weight, out, self._shape.norm_eps, width, BLOCK=_power_of_two(width))
+        kernels.rms_norm[(rows,)](hidden, norm.weight, out, self._shape.norm_eps, width, BLOCK=_block(width))
         return out
 
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -91,7 +91,7 @@ class TritonOperations:
                 head_dim,
                 *data.stride()[:3],
                 GROUP=group,
-                QUERIES=max(_power_of_two(group), _LEAST_QUERIES),
+                QUERIES=_block(group),
                 KEYS=_KEYS,
                 BLOCK=self._head_block,
                 PARTS=parts,
@@ -113,5 +113,6 @@ def parts_of(programs: int, length: int) -> int:
     return parts
 
 
-def _power_of_two(n: int) -> int:
-    return max(1 << (n - 1).bit_length(), _LEAST_QUERIES)
+def _block(n: int) -> int:
+    """The smallest that holds n: a power of two."""
+    return max(1 << (n - 1).bit_length(), _LEAST)
