@@ -77,8 +77,10 @@ def test_the_run_goes_on_whoever_is_killed_on_the_way(tmp_path: Path, monkeypatc
         reader.counts().check()
         assert {row.number for row in reader.metrics.read("batch")} == set(range(1, 9))
         events = [(event.kind, event.data) for event in reader.events.read()]
-    left_out = [data["relay"] for kind, data in events if kind == "relay_left_out"]
-    assert (left_out.count(2), left_out.count(0)) == (1, 1)
+    left_out = [(data["relay"], data["message"]) for kind, data in events if kind == "relay_left_out"]
+    assert sorted(relay for relay, why in left_out if "is lost" in why) == [0, 2]
+    others = [(relay, why) for relay, why in left_out if "is lost" not in why]
+    assert all(relay == 0 and "holds no version any more" in why for relay, why in others), "while the trainer is away"
     assert [kind for kind, _ in events if kind in ("trainer_lost", "went_back")] == ["trainer_lost", "went_back"]
     for engine in (0, 1):
         taken = [version(data["version"]) for kind, data in events if kind == "swap" and data["engine"] == engine]
