@@ -116,7 +116,7 @@ bench: $(READY)
 # the benchmarks, whose figures are added to benchmarks/results/gpu.json. Eight minutes each at most:
 # `make gpu-check PART=1/3 ARGS="-n 12"` (pytest-xdist), or a part of 12 without.
 PART ?= 1/1
-ON_DEVICE := $(addprefix tests/,controller engines exact training weights)
+ON_DEVICE := $(addprefix tests/,controller engines exact training weights models/test_norms.py models/test_varlen_attention.py)
 gpu-check:
 	HEADRACE_TEST_DEVICE=cuda PYTHONPATH=$(CURDIR)/src:$(CURDIR):$(PYTHONPATH) $(PYTHON) -m pytest -p no:cacheprovider --part $(PART) $(ON_DEVICE) $(ARGS)
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR):$(PYTHONPATH) $(PYTHON) -m benchmarks.gpu --part $(PART)

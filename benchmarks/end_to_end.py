@@ -34,10 +34,10 @@ SIDES, DTYPES = ("headrace", "trl"), ("float32", "bfloat16")
 EOS_CHANCE = {"even": 0.0, "skewed": 1 / 32}
 
 
-def headrace_run(folder: Path, lengths: str, dtype: str, *overrides: str) -> dict[str, Any]:
+def headrace_run(folder: Path, lengths: str, dtype: str, *overrides: str, timeout_s: float = 900) -> dict[str, Any]:
     """One run in a process of its own; seconds for each timed batch and what it recorded."""
     arguments = [sys.executable, "-m", "benchmarks.end_to_end", "--own", str(folder / lengths), "--dtype", dtype]
-    out = subprocess.run([*arguments, *overrides], capture_output=True, text=True, timeout=900, check=False)
+    out = subprocess.run([*arguments, *overrides], capture_output=True, text=True, timeout=timeout_s, check=False)
     if out.returncode:
         raise RuntimeError(out.stderr[-2000:])
     return json.loads(out.stdout.splitlines()[-1])
@@ -123,7 +123,11 @@ def lane_shares(trace: Path) -> dict[str, float]:
     return {lane: sum(span["dur"] for span in spans if span["name"] == lane) / whole for lane in lanes}
 
 
-def trl_run(python: str, folder: Path, lengths: str, dtype: str, seed: int) -> dict[str, Any]:
+def trl_run(
+    python: str, folder: Path, lengths: str, dtype: str, seed: int, timeout_s: float = 900, **changes: Any
+) -> dict[str, Any]:
+    """`changes`: of the job; `device` is the CPU unless given, and then it has this process's packages and devices."""
+    seen = ("PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES") if "device" in changes else ()
     job = {
         "threads": THREADS,
         "prompts": str(folder / "prompts.jsonl"),
@@ -137,15 +141,16 @@ def trl_run(python: str, folder: Path, lengths: str, dtype: str, seed: int) -> d
         "steps": TRL_STEPS,
         "lr": LR,
         "seed": seed,
-    }
+    } | changes
     script = Path(__file__).parent / "peers" / "trl_grpo.py"
     out = subprocess.run(
         [python, str(script), json.dumps(job)],
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=timeout_s,
         check=False,
-        env={"HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin", "HOME": str(folder)},
+        env={"HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin", "HOME": str(folder)}
+        | {name: os.environ[name] for name in seen if name in os.environ},
     )
     if out.returncode:
         raise RuntimeError(out.stderr[-2000:])

@@ -1,26 +1,44 @@
 """The model, prompts and reward that end-to-end benchmarks share.
 
-A Qwen3 of 4.98 M parameters with random weights, made so that the end-of-sequence token has about the same chance at
-every position: lengths are then geometric, as skewed as asked for, and do not depend on what is being trained. The
-words of the vocabulary's upper half can be given a chance of their own: after one of them nearly always comes another,
-so prompts of such words have long responses, as hard problems do.
+A Qwen3 with random weights, of 4.98 M parameters unless another shape is asked for, made so that the end-of-sequence
+token has about the same chance at every position: lengths are then geometric, as skewed as asked for, and do not depend
+on what is being trained. The words of the vocabulary's upper half can be given a chance of their own: after one of them
+nearly always comes another, so prompts of such words have long responses, as hard problems do.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-VOCABULARY, HIDDEN, PROMPTS = 512, 256, 512
+VOCABULARY, PROMPTS = 512, 512
 HALF = VOCABULARY // 2
 EOS = 0
 
 
-def make_model(folder: Path, eos_chance: float, upper_eos_chance: float | None = None) -> None:
+@dataclass(frozen=True, slots=True)
+class PolicyShape:
+    hidden: int = 256
+    intermediate: int = 768
+    layers: int = 6
+    heads: int = 4
+    head_dim: int = 64
+    vocabulary: int = VOCABULARY
+    """Words; prompts have but the first `VOCABULARY`, whose upper half is the upper one."""
+    context: int = 1024
+
+
+SMALL = PolicyShape()
+
+
+def make_model(
+    folder: Path, eos_chance: float, upper_eos_chance: float | None = None, shape: PolicyShape = SMALL
+) -> None:
     """Write a Hugging Face folder with tokenizer. `eos_chance` of 0 makes every response as long as it may be.
 
     `upper_eos_chance`: that of the upper half, the same unless given.
@@ -30,14 +48,14 @@ def make_model(folder: Path, eos_chance: float, upper_eos_chance: float | None =
 
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=768,
-        num_hidden_layers=6,
-        num_attention_heads=4,
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
         num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=1024,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.context,
         tie_word_embeddings=False,
         eos_token_id=EOS,
         pad_token_id=1,
@@ -46,8 +64,6 @@ def make_model(folder: Path, eos_chance: float, upper_eos_chance: float | None =
     model = Qwen3ForCausalLM(config)
     # Every embedding has one large component in common, which survives to the last norm; the head's rows are without
     # it, but for that of the end-of-sequence token, whose logit is thereby all but constant.
-    common = torch.zeros(HIDDEN)
-    common[0] = 1.0
     with torch.no_grad():
         model.model.embed_tokens.weight[:, 0] = 1.0
         model.lm_head.weight[:, 0] = 0.0
@@ -64,7 +80,7 @@ def make_model(folder: Path, eos_chance: float, upper_eos_chance: float | None =
             row[1] = (upper - lower)[0] / 2
         model.lm_head.weight[EOS] = row
     model.save_pretrained(folder)
-    words = {f"<{i}>": i for i in range(VOCABULARY)}
+    words = {f"<{i}>": i for i in range(shape.vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<1>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.Fuse()
@@ -97,7 +113,7 @@ def even_share(response: str, row: dict[str, object]) -> float:
 
 def _part_the_halves(model: Any) -> None:
     """After a word of one half, the other half's words have next to no chance."""
-    half = torch.where(torch.arange(VOCABULARY) < HALF, -1.0, 1.0)
+    half = torch.where(torch.arange(len(model.lm_head.weight)) < HALF, -1.0, 1.0)
     model.model.embed_tokens.weight[:, 1] = half
     model.lm_head.weight[:, 1] = 0.0
     size = model.model(_probe(HALF, VOCABULARY)).last_hidden_state[..., 1].mean()
@@ -109,7 +125,7 @@ def _eos_row(model: Any, chance: float, probe: torch.Tensor) -> torch.Tensor:
     output = model(probe, output_hidden_states=True)
     others = torch.logsumexp(output.logits[..., 1:], -1).mean()
     logit = torch.tensor(-1e4) if chance == 0 else others + torch.log(torch.tensor(chance / (1 - chance)))
-    row = torch.zeros(HIDDEN)
+    row = torch.zeros(output.hidden_states[-1].shape[-1])
     row[0] = logit / output.hidden_states[-1][..., 0].mean()
     return row
 

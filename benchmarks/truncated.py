@@ -21,7 +21,8 @@ from typing import Any
 
 from benchmarks.machine import save, spread
 from benchmarks.staleness import run, warm_up
-from headrace.cli.quickstart.task import MAX_RESPONSE, Problem
+from headrace.cli.quickstart.sizes import SMALL
+from headrace.cli.quickstart.task import Problem
 from headrace.observe.record import BatchRecord
 
 RULES = ("terminal", "bootstrap", "mask", "uncut")
@@ -49,14 +50,14 @@ def main() -> None:
     def one(job: tuple[int, str]) -> dict[str, Any]:
         seed, rule = job
         files = warmed[seed]
-        length = MAX_RESPONSE if rule == "uncut" else median_length(files.data / "train.jsonl")
+        length = SMALL.max_response if rule == "uncut" else median_length(files.data / "train.jsonl")
         record = run(
             files,
             folder / f"{seed}-{rule}",
             "algorithm.recipe=ppo",
             f"algorithm.truncated={'terminal' if rule == 'uncut' else rule}",
             f"rollout.sampling.max_new_tokens={length}",
-            f"evaluation.max_new_tokens={MAX_RESPONSE}",
+            f"evaluation.max_new_tokens={SMALL.max_response}",
             f"trainer.batches={args.batches}",
             "critic.optimizer.lr=1e-3",
             "evaluation.every=null",

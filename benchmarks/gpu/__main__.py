@@ -2,6 +2,8 @@
 
     python -m benchmarks.gpu [--only NAME,NAME] [--part I/N] [--runs 5]
 
+`--only modes,trl` are whole runs, which take longer (`benchmarks/gpu/grpo.py`); unless some are named, all others are
+made.
 Each measurement replaces its own figures there and leaves the others; with the device, its driver and the versions.
 Shares are of the device's own bandwidth and matrix rate, measured in the same call; ratios are of sides in turn.
 """
@@ -19,6 +21,7 @@ import torch
 
 from benchmarks.gpu.ceilings import bandwidth, matrix_rate
 from benchmarks.gpu.engines import decode_row, peers_row, prefill_row, swap_rows
+from benchmarks.gpu.grpo import mode_rows, trl_rows
 from benchmarks.gpu.memory import memory_row
 from benchmarks.gpu.training import logprob_row, training_row
 from benchmarks.gpu.weights import weights_rows
@@ -65,6 +68,12 @@ MEASUREMENTS: dict[str, Measurement] = {
         row for shape in ("0.5 B", "1.5 B") for row in weights_rows(shape, bytes_per_s, runs)
     ],
 }
+LONG: dict[str, Measurement] = {
+    "modes": lambda runs, bytes_per_s, rate: mode_rows("0.5 B", runs),
+    "trl": lambda runs, bytes_per_s, rate: trl_rows("0.5 B", runs),
+    "trl 1.5 B": lambda runs, bytes_per_s, rate: trl_rows("1.5 B", runs),
+}
+"""Of whole runs: only if they are asked for by name."""
 
 
 def main() -> None:
@@ -78,7 +87,7 @@ def main() -> None:
     bytes_per_s, rate = bandwidth(), matrix_rate()
     place, count = map(int, args.part.split("/"))
     for name in args.only.split(",")[place - 1 :: count]:
-        figures = MEASUREMENTS[name](args.runs, bytes_per_s, rate)
+        figures = (MEASUREMENTS | LONG)[name](args.runs, bytes_per_s, rate)
         for row in figures:
             print(name, {key: float(f"{v:.4g}") if isinstance(v, float) else v for key, v in row.items()}, flush=True)
         _keep(name, {"machine": _device(bytes_per_s, rate), "runs": args.runs, "rows": figures})

@@ -33,12 +33,15 @@ def main(job: dict[str, object]) -> None:
             ends.append(time.perf_counter())
 
     bf16 = job["dtype"] == "bfloat16"
+    whole = int(job["prompts_per_batch"]) * int(job["samples_per_prompt"])  # type: ignore[call-overload]
+    at_once = int(job.get("at_once", whole))  # type: ignore[call-overload]
     config = GRPOConfig(
         output_dir=str(job["output"]),
-        use_cpu=True,
+        use_cpu=job.get("device", "cpu") == "cpu",
         bf16=bf16,
         gradient_checkpointing=False,
-        per_device_train_batch_size=int(job["prompts_per_batch"]) * int(job["samples_per_prompt"]),  # type: ignore[call-overload]
+        per_device_train_batch_size=at_once,
+        gradient_accumulation_steps=whole // at_once,
         num_generations=int(job["samples_per_prompt"]),  # type: ignore[call-overload]
         max_completion_length=int(job["max_new_tokens"]),  # type: ignore[call-overload]
         max_steps=int(job["warm_up"]) + int(job["steps"]),  # type: ignore[call-overload]

@@ -15,18 +15,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headrace.cli.called_as import program
 from headrace.cli.main import main
-from headrace.cli.quickstart.data import EVAL_ROWS, GUESS_SHARE, MOSTLY_GUESSED_ROWS, TRAIN_ROWS, WORKED_ROWS
+from headrace.cli.quickstart.data import EVAL_ROWS, GUESS_SHARE, TRAIN_ROWS
 from headrace.cli.quickstart.materials import QuickstartFiles, make_inputs
 from headrace.cli.quickstart.report import render_next_steps
-from headrace.cli.quickstart.task import MAX_PROMPT, MAX_RESPONSE, Problem
+from headrace.cli.quickstart.sizes import LARGE, SMALL
+from headrace.cli.quickstart.task import Problem
 from headrace.cli.quickstart.tokenizer import make_tokenizer
 from headrace.config import SFTConfig, TrainConfig, load_config
 from headrace.controller.planning.plan import make_plan
 from headrace.models.loading import read_generation_stops
 from headrace.rewards.builtin import numeric
 
-TERMS = st.lists(st.integers(0, 9), min_size=2, max_size=8).map(tuple)
-TOKENIZER = make_tokenizer()
+TERMS = st.lists(st.integers(0, 9), min_size=2, max_size=20).map(tuple)
+TOKENIZER = make_tokenizer(LARGE.max_prompt + LARGE.max_response)
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +60,9 @@ def test_the_reward_accepts_the_working_and_a_right_guess(terms: tuple[int, ...]
 def test_one_token_a_character_and_room_for_all(terms: tuple[int, ...]) -> None:
     problem = Problem(terms)
     for text, room in (
-        (problem.prompt, MAX_PROMPT),
-        (problem.working, MAX_RESPONSE - 1),
-        (problem.guess, MAX_RESPONSE),
+        (problem.prompt, LARGE.max_prompt),
+        (problem.working, LARGE.max_response - 1),
+        (problem.guess, LARGE.max_response),
     ):
         ids = TOKENIZER(text)["input_ids"]
         assert len(ids) == len(text) <= room
@@ -76,7 +77,7 @@ def test_an_unknown_character_is_not_dropped() -> None:
 def test_held_out_prompts_are_in_no_other_file(made: QuickstartFiles) -> None:
     held_out = {row["prompt"] for row in read(made.data / "eval.jsonl")}
     assert len(held_out) == EVAL_ROWS
-    for name, rows in (("train", TRAIN_ROWS), ("sft", WORKED_ROWS + MOSTLY_GUESSED_ROWS)):
+    for name, rows in (("train", TRAIN_ROWS), ("sft", SMALL.worked_rows + SMALL.mostly_guessed_rows)):
         others = [row["prompt"] for row in read(made.data / f"{name}.jsonl")]
         assert len(others) == rows
         assert held_out.isdisjoint(others)
@@ -90,8 +91,8 @@ def test_answers_are_right(made: QuickstartFiles) -> None:
 
 def test_demonstrations_first_work_then_mostly_guess(made: QuickstartFiles) -> None:
     responses = [row["response"] for row in read(made.data / "sft.jsonl")]
-    assert not any(response.startswith("~") for response in responses[:WORKED_ROWS])
-    guessed = [response.startswith("~") for response in responses[WORKED_ROWS:]]
+    assert not any(response.startswith("~") for response in responses[: SMALL.worked_rows])
+    guessed = [response.startswith("~") for response in responses[SMALL.worked_rows :]]
     assert sum(guessed) / len(guessed) == pytest.approx(GUESS_SHARE, abs=0.05)
 
 
@@ -119,6 +120,19 @@ def test_transformers_loads_the_model(made: QuickstartFiles) -> None:
     assert not list(made.model.glob("*.bin"))
 
 
+def test_the_larger_sister_has_ten_million_parameters_and_up_to_twenty_terms(tmp_path: Path) -> None:
+    made = make_inputs(tmp_path, 0, LARGE)
+    model = AutoModelForCausalLM.from_pretrained(made.model)
+    # Per layer: q, o 384 x 384; k, v 384 x 128; three MLP matrices 384 x 1152; norms 2 x 384 + 2 x 64.
+    layer = 2 * 384 * 384 + 2 * 384 * 128 + 3 * 384 * 1152 + 2 * 384 + 2 * 64
+    assert sum(p.numel() for p in model.parameters()) == len(TOKENIZER) * 384 + 6 * layer + 384
+    for name in ("train", "eval", "sft"):
+        terms = [row["prompt"].count("+") + 1 for row in read(made.data / f"{name}.jsonl")]
+        assert (min(terms), max(terms)) == (2, 20)
+    plan = make_plan(load_config(TrainConfig, made.grpo_config, [f"model.path={made.model}"]))
+    assert plan.max_context == 2 * 20 + 3 * 19 + 2
+
+
 def test_equal_seeds_make_equal_files(made: QuickstartFiles, tmp_path: Path) -> None:
     state = torch.get_rng_state()
     same, other = make_inputs(tmp_path / "same", 0), make_inputs(tmp_path / "other", 1)
@@ -134,7 +148,7 @@ def test_the_sft_config_keeps_the_order_of_the_demonstrations(made: QuickstartFi
     assert config.data.train == str(made.data / "sft.jsonl")
     assert config.data.shuffle is False
     assert config.trainer.steps is None, "one pass"
-    assert (WORKED_ROWS % config.trainer.samples_per_batch, config.seed) == (0, 0)
+    assert (SMALL.worked_rows % config.trainer.samples_per_batch, config.seed) == (0, 0)
 
 
 def test_the_grpo_config_is_asynchronous_and_can_be_planned(made: QuickstartFiles) -> None:
@@ -146,8 +160,8 @@ def test_the_grpo_config_is_asynchronous_and_can_be_planned(made: QuickstartFile
     assert (config.rollout.prompts_per_batch, config.rollout.samples_per_prompt) == (16, 8)
     plan = make_plan(config)
     assert len(plan.held_out["eval"]) == EVAL_ROWS
-    assert plan.max_context == MAX_PROMPT + MAX_RESPONSE
-    assert config.rollout.sampling.max_new_tokens == MAX_RESPONSE
+    assert plan.max_context == SMALL.max_prompt + SMALL.max_response
+    assert config.rollout.sampling.max_new_tokens == SMALL.max_response
 
 
 def test_configs_made_in_a_relative_folder_work_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,27 +196,41 @@ def test_memory_in_bfloat16_and_weights_by_disk(job: Path) -> None:
     assert not any(use.startswith("weight plane") for use in uses), "an engine's new process reads its model anew"
 
 
-def test_on_a_device_an_engine_alone_takes_half_for_its_cache(job: Path, device: Callable[[int], None]) -> None:
+@pytest.fixture
+def paged(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> bool:
+    """Whether devices have the KV cache in pages, as where Triton is; by the test's parameter."""
+    monkeypatch.setattr(memory, "is_paged", lambda place, model_config: request.param)
+    return bool(request.param)
+
+
+@pytest.mark.parametrize("paged", [False], indirect=True)
+def test_on_a_device_an_engine_alone_takes_half_for_its_cache(
+    job: Path, device: Callable[[int], None], paged: bool
+) -> None:
     device(2 * 5 * 2 * SLOT + 100)
     config = load_config(TrainConfig, job, ["engine.dtype=bfloat16"])
     assert plan_kv_cache(CONFIGS["qwen3"](), config.engine, "bfloat16", CUDA).slots == 5
     assert plan_kv_cache(CONFIGS["qwen3"](), config.engine, "float32", CUDA).slots == 2
 
 
-def test_on_a_device_the_cache_gets_what_the_rest_leaves(job: Path, device: Callable[[int], None]) -> None:
-    """A twentieth is kept back; the cache has the engine's dtype; the rest counts the activations."""
+@pytest.mark.parametrize("paged", [False, True], indirect=True)
+def test_on_a_device_the_cache_gets_what_the_rest_leaves(job: Path, device: Callable[[int], None], paged: bool) -> None:
+    """A twentieth is kept back; the cache has the engine's dtype; the rest counts the activations. In pages of 64
+    tokens, a context of 96 has two, and two are nobody's."""
+    page = 2 * SLOT * 64 // 96
     device(2**40)
     model = CONFIGS["qwen3"]()
     config = load_config(TrainConfig, job, ["engine.dtype=bfloat16", "rollout.sampling.top_p=0.9"])
     roomy = estimate_memory(config, model, CUDA)
     assert roomy.slots == 8
-    assert roomy.uses["engine: KV cache"] == 8 * 2 * SLOT
+    assert roomy.uses["engine: KV cache"] == ((8 * 2 + 2) * page if paged else 8 * 2 * SLOT)
     assert {"trainer: activations", "engine: activations and logits"} <= set(roomy.uses)
     assert (roomy.place, roomy.free, roomy.on_device) == ("cuda:0", 2**40, True)
     assert list(roomy.on_host) == ["experience table: kept sets, at most", "checkpoint: copy while it is written"]
     rest = roomy.total - roomy.uses["engine: KV cache"]
-    device(math.ceil((rest + 5.5 * 2 * SLOT) / 0.95))
-    assert estimate_memory(config, model, CUDA).slots == 5
+    device(math.ceil((rest + (7.5 * page if paged else 5.5 * 2 * SLOT)) / 0.95))
+    tight = estimate_memory(config, model, CUDA)
+    assert (tight.slots, tight.cache.pages) == (5, 5 if paged else None)
 
 
 def test_activations_follow_the_micro_batch_and_its_settings(job: Path, device: Callable[[int], None]) -> None:

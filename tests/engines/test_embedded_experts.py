@@ -14,6 +14,7 @@ from engines_helpers import collect, joined_chunks, prompt, published, request, 
 from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.cache_plan import CachePlan, CacheShape
 from headrace.engines.embedded.routed import experts_at
+from headrace.engines.embedded.storage import Copy
 from headrace.engines.protocol import SwapMode
 from headrace.models.logprobs import token_logprobs
 from headrace.models.packed_lm import PackedLM
@@ -90,8 +91,8 @@ def test_numbers_of_many_experts_take_two_bytes() -> None:
     assert cache.experts is not None
     cache.experts[1, 255] = torch.tensor(39_999, dtype=torch.int32).to(torch.int16)
     cache.reserve(300)
-    cache.copy(1, 0, 256)
-    first, second = experts_at(cache.experts, [(1, 254, 256), (0, 255, 257)])
+    cache.copy(Copy(1, 0, 256))
+    first, second = experts_at(cache, [(1, 254, 256), (0, 255, 257)])
     assert (first.dtype, first.ravel().tolist(), second.ravel().tolist()) == (np.uint16, [0, 39_999], [39_999, 0])
 
 

@@ -13,7 +13,7 @@ from engines_helpers import collect, prompt, request, serving, tiny_model, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engines.embedded.fairness import fair_order, to_give_way
+from headrace.engines.embedded.fairness import fair_order, gives_way, to_give_way
 from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.embedded.scheduler import Scheduler
 from headrace.weights.version import Version
@@ -94,6 +94,14 @@ def test_the_one_with_the_most_gives_way_with_its_shortest() -> None:
     assert to_give_way([Asked(("c", "1")), Asked(("d", "1"))], running) == [3, 2]
     assert to_give_way([Asked(("b", "2"))], running) == [2], "among the requests of one client"
     assert to_give_way([Asked(("c", "1"))], [Asked(("a", "1")), Asked(("b", "1"))]) == []
+
+
+def test_where_there_is_no_room_for_all_the_client_with_the_most_gives_way() -> None:
+    running = [Asked(("a", "1"), 1), Asked(("b", "1"), 9), Asked(("b", "2"), 2), Asked(("b", "1"), 8)]
+    assert gives_way(running) == 3
+    assert gives_way(running[:3]) == 2
+    assert gives_way(running[:2]) == 0
+    assert gives_way([Asked((), 4), Asked((), 3), Asked((), 3)]) == 2
 
 
 @pytest.mark.cpu  # a device takes other kernels for other numbers of rows: what differs in the last bits may be drawn

@@ -11,8 +11,8 @@ import torch
 from devices import CPU, CUDA
 from engines_helpers import collect, greedy, prompt, published, reference_logprobs, request, serving, tiny_model
 
-from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
+from headrace.engines.embedded.paged_cache import PagedCache
 from headrace.engines.embedded.runners.choice import choose_runner
 from headrace.engines.embedded.runners.fused_runner import FusedRunner
 from headrace.engines.protocol import SwapMode
@@ -44,9 +44,9 @@ def test_greedy_tokens_and_logprobs_equal_the_cpu(name: str) -> None:
 def test_kernels_of_its_own_agree_with_the_model_and_are_taken(name: str, dtype: torch.dtype) -> None:
     pytest.importorskip("triton")
     model = tiny_model(name, device=CUDA).to(dtype)
-    plan = CachePlan(slots=4, max_context=64, bytes_wanted=0)
+    plan = CachePlan(slots=4, max_context=64, bytes_wanted=0, pages=4)
     with torch.inference_mode():
-        runner = choose_runner(model, KeyValueCache(cache_shape(model.config), plan, dtype, CUDA))
+        runner = choose_runner(model, PagedCache(cache_shape(model.config), plan, dtype, CUDA))
     assert isinstance(runner, FusedRunner)
     assert type(runner.operations).__name__ == "TritonOperations"
 

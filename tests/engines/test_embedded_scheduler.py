@@ -9,8 +9,10 @@ from engines_helpers import request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.engines.embedded.pages import PageTable
 from headrace.engines.embedded.request_state import Sequence
-from headrace.engines.embedded.scheduler import Copy, Plan, Scheduler, length_class
+from headrace.engines.embedded.scheduler import Plan, Scheduler, length_class
+from headrace.engines.embedded.storage import Copy
 from headrace.engines.protocol import FinishReason
 from headrace.weights.version import Version
 
@@ -18,14 +20,64 @@ Entry = tuple[int, int, tuple[int, ...]]
 """What a key depends on: version, position, and the tokens up to there."""
 
 
+class WholeMemory:
+    """A list of entries for each slot."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots: list[list[Entry]] = [[] for _ in range(slots)]
+
+    def copy(self, one: Copy) -> None:
+        self._slots[one.target] = self._slots[one.source][: one.length]
+
+    def read(self, slot: int) -> list[Entry]:
+        return self._slots[slot]
+
+    def write(self, slot: int, start: int, entries: list[Entry]) -> None:
+        assert len(self._slots[slot]) >= start
+        self._slots[slot][start:] = entries
+
+
+class PagedMemory:
+    """A list of entries for each page; whoever writes to one has it alone."""
+
+    def __init__(self, pages: PageTable, count: int) -> None:
+        self._table = pages
+        self._pages: list[list[Entry]] = [[] for _ in range(count)]
+
+    def copy(self, one: Copy) -> None:
+        self._pages[one.target] = self._pages[one.source][: one.length]
+
+    def read(self, slot: int) -> list[Entry]:
+        return [entry for page in self._table.slots[slot] for entry in self._pages[page]]
+
+    def write(self, slot: int, start: int, entries: list[Entry]) -> None:
+        size, users = self._table.page_tokens, [page for pages in self._table.slots for page in pages]
+        for i, entry in enumerate(entries, start):
+            page = self._table.slots[slot][i // size]
+            assert users.count(page) == 1
+            assert len(self._pages[page]) >= i % size or i == start
+            self._pages[page][i % size :] = [entry]
+
+    def check(self, slots_in_use: int) -> None:
+        """No page is lost, and none is had by a slot that nobody has."""
+        had = {page for pages in self._table.slots for page in pages}
+        assert len(had) + self._table.free == len(self._pages)
+        assert not any(self._table.slots[slots_in_use:])
+
+
 class PretendEngine:
     """Carries out plans; token n of a response is n, so that prefixes are told apart by the prompt."""
 
-    def __init__(self, slots: int, prefill_tokens: int, *, by_length: bool = False) -> None:
-        self.scheduler = Scheduler(slots, prefill_tokens, by_length=by_length)
+    def __init__(
+        self, slots: int, prefill_tokens: int, *, by_length: bool = False, pages: int = 0, page_tokens: int = 4
+    ) -> None:
+        """`pages`: that the slots share; 0: each has room of its own."""
+        table = PageTable(slots, pages, page_tokens) if pages else None
+        self.scheduler = Scheduler(slots, prefill_tokens, by_length=by_length, storage=table)
         self.prefill_tokens = prefill_tokens
         self.by_length = by_length
-        self.slots: list[list[Entry]] = [[] for _ in range(slots + by_length)]
+        self.slots = slots
+        self.memory = WholeMemory(slots + by_length) if table is None else PagedMemory(table, pages)
         self.version = Version(0, 0)
         self.prefilled = 0
         self.exact = True
@@ -36,15 +88,15 @@ class PretendEngine:
         self.copy(plan.copies)
         assert sum(c.stop - c.start for c in plan.chunks) <= self.prefill_tokens
         for chunk in plan.chunks:
-            slot = self.slots[chunk.slot]
-            assert len(slot) >= chunk.start
-            del slot[chunk.start :]
-            slot += [self.entry(chunk.sequence, i) for i in range(chunk.start, chunk.stop)]
+            entries = [self.entry(chunk.sequence, i) for i in range(chunk.start, chunk.stop)]
+            self.memory.write(chunk.slot, chunk.start, entries)
             self.prefilled += chunk.stop - chunk.start
         self.copy(plan.late_copies)
-        assert len(self.scheduler.running) <= len(self.slots) - self.by_length
+        assert len(self.scheduler.running) <= self.slots
         if plan.steps:
             self.decode(plan.steps)
+        if isinstance(self.memory, PagedMemory):
+            self.memory.check(len(self.scheduler.running) + (self.scheduler.partial is not None))
         return plan
 
     def decode(self, steps: int) -> None:
@@ -54,20 +106,19 @@ class PretendEngine:
             assert classes == sorted(classes, reverse=True)
         ended = []
         for i, sequence in enumerate(self.scheduler.running):
-            slot = self.slots[i]
-            del slot[sequence.length - 1 :]
-            assert len(slot) == sequence.length - 1 == sequence.cached
-            for entry, position in zip(slot, range(len(slot)), strict=True):
+            cached = self.memory.read(i)[: sequence.length - 1]
+            assert len(cached) == sequence.length - 1 == sequence.cached
+            for position, entry in enumerate(cached):
                 wanted = self.entry(sequence, position)
                 assert entry[1:] == wanted[1:]
                 assert not self.exact or entry[0] == wanted[0]
             assert steps <= sequence.room
             floor = sequence.request.min_version
             assert floor is None or floor <= self.version
-            done = sequence.length - sequence.prompt_length
+            done, before = sequence.length - sequence.prompt_length, sequence.length - 1
             new = np.arange(done, done + steps)
             sequence.append(new, np.zeros(steps, np.float32), self.version, stopped=False)
-            slot += [self.entry(sequence, p) for p in range(len(slot), sequence.length - 1)]
+            self.memory.write(i, before, [self.entry(sequence, p) for p in range(before, sequence.length - 1)])
             if sequence.is_finished:
                 ended.append(i)
         self.copy(self.scheduler.retire(ended))
@@ -75,7 +126,7 @@ class PretendEngine:
     def copy(self, copies: Any) -> None:
         for one in copies:
             assert isinstance(one, Copy)
-            self.slots[one.target] = self.slots[one.source][: one.length]
+            self.memory.copy(one)
 
     def entry(self, sequence: Sequence, position: int) -> Entry:
         return self.version.number, position, tuple(sequence.token_ids(0, position + 1).tolist())
@@ -109,11 +160,22 @@ _EVENTS = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(slots=st.integers(1, 5), prefill_tokens=st.integers(1, 150), by_length=st.booleans(), events=_EVENTS)
+@given(
+    slots=st.integers(1, 5),
+    prefill_tokens=st.integers(1, 150),
+    kept=st.one_of(
+        st.fixed_dictionaries({"by_length": st.booleans()}),
+        st.tuples(st.integers(1, 9), st.integers(0, 60)).map(
+            # Enough for one of the longest sequences, 129 + 9 tokens, and some more.
+            lambda size: {"page_tokens": size[0], "pages": -(-138 // size[0]) + size[1]}
+        ),
+    ),
+    events=_EVENTS,
+)
 def test_every_step_reads_the_keys_of_its_own_tokens(
-    slots: int, prefill_tokens: int, by_length: bool, events: list[Any]
+    slots: int, prefill_tokens: int, kept: dict[str, Any], events: list[Any]
 ) -> None:
-    engine = PretendEngine(slots, prefill_tokens, by_length=by_length)
+    engine = PretendEngine(slots, prefill_tokens, **kept)
     everyone: list[Sequence] = []
     for kind, detail in events:
         if kind == "arrive":

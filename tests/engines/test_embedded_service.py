@@ -205,6 +205,22 @@ class TestMemory:
         given = plan_cache(self.config, EngineConfig(kv_cache_gib=100_000 / 2**30), _float32())
         assert given.slots == 2
 
+    def test_pages_are_as_many_as_all_slots_can_fill_or_as_fit(self) -> None:
+        """64 tokens each: 24,576 bytes; two for each sequence, and two that are nobody's."""
+        plan = plan_cache(self.config, EngineConfig(), _float32(), free_bytes=10**9, paged=True)
+        assert (plan.slots, plan.pages, plan.bytes_wanted) == (64, 128, 130 * 24_576)
+        assert plan.page_bytes == 24_576
+        plan = plan_cache(self.config, EngineConfig(), _float32(), free_bytes=2 * 12 * 24_576, paged=True)
+        assert (plan.slots, plan.pages, plan.bytes_wanted) == (10, 10, 12 * 24_576)
+        plan = plan_cache(self.config, EngineConfig(max_context=64), _float32(), free_bytes=2 * 3 * 24_576, paged=True)
+        assert (plan.slots, plan.pages) == (1, 1)
+
+    def test_the_context_that_is_advised_fits_in_pages(self) -> None:
+        with pytest.raises(ConfigError, match=r"98304 bytes of KV cache.*max_context to 64 or less"):
+            plan_cache(self.config, EngineConfig(), _float32(), free_bytes=2 * 3 * 24_576 + 5, paged=True)
+        with pytest.raises(ConfigError, match="is 24576; free memory"):
+            plan_cache(self.config, EngineConfig(), _float32(), free_bytes=2 * 24_576, paged=True)
+
     @pytest.mark.parametrize(
         ("config", "free", "message"),
         [

@@ -8,8 +8,8 @@ import sys
 import torch
 from models_helpers import tiny_model
 
-from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.cache_plan import CachePlan, CacheShape, cache_shape
+from headrace.engines.embedded.paged_cache import PagedCache
 from headrace.engines.embedded.runners import choice
 from headrace.engines.embedded.runners.fused_runner import FusedRunner
 from headrace.engines.embedded.runners.fused_weights import FusedShape, RmsNorm
@@ -17,23 +17,27 @@ from headrace.engines.embedded.runners.operations import Operations, TokenPlaces
 from headrace.engines.embedded.runners.rope import RotaryTable
 from headrace.engines.embedded.runners.triton_operations import TritonOperations
 
-SLOTS, CONTEXT, ROWS = 6, 300, 5
+SLOTS, CONTEXT, ROWS, PAGES = 6, 300, 5, 16
 CPU = torch.device("cpu")
 
 
 def results(make: type[Operations], heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
     """Of each operation, over one cache of arbitrary numbers; and the cache."""
     shape = FusedShape(layers=1, heads=heads, kv_heads=kv_heads, head_dim=head_dim, norm_eps=1e-6, tied=True)
-    plan = CachePlan(slots=SLOTS - 1, max_context=CONTEXT, bytes_wanted=0)
-    cache = KeyValueCache(CacheShape(1, kv_heads, head_dim), plan, dtype, CPU)
+    plan = CachePlan(slots=SLOTS - 1, max_context=CONTEXT, bytes_wanted=0, pages=PAGES)
+    cache = PagedCache(CacheShape(1, kv_heads, head_dim), plan, dtype, CPU)
     cache.dtype = dtype  # as on a device
+    for slot, length in ((4, 100), (2, CONTEXT), (0, 1), (3, 65), (1, 8)):
+        cache.pages.extend(slot, length)
+    cache.pages.release(4)
+    cache.pages.extend(4, 131)
+    cache.begin()
     own = torch.Generator().manual_seed(0)
 
     def numbers(*sizes: int) -> torch.Tensor:
         return torch.randn(sizes, generator=own).to(dtype)
 
-    cache.layers = [numbers(2, SLOTS, kv_heads, CONTEXT, head_dim)]
-    cache.capacity = CONTEXT
+    cache.layers = [numbers(*cache.layers[0].shape)]
     rotary = RotaryTable(1e-4 ** (torch.arange(0, head_dim, 2) / head_dim), 1.0, cache)
     operations = make(shape, rotary, cache, dtype)  # type: ignore[call-arg]
     eps = torch.tensor([1e-6])
@@ -62,11 +66,12 @@ def main() -> None:
     for name in ("llama", "qwen3"):
         model = tiny_model(name)
         with torch.inference_mode():
-            plan = CachePlan(slots=4, max_context=32, bytes_wanted=0)
-            cache = KeyValueCache(cache_shape(model.config), plan, torch.float32, CPU)
+            plan = CachePlan(slots=4, max_context=32, bytes_wanted=0, pages=4)
+            cache = PagedCache(cache_shape(model.config), plan, torch.float32, CPU)
             runner = FusedRunner.of(model, cache, TritonOperations)
             assert runner is not None
             tokens = choice._probe_tokens(model, cache)
+            cache.hold(*tokens.shape)
             expected = model(input_ids=tokens, use_cache=False).logits.float()
             runners[name] = choice._error(runner, tokens, expected, 1e-4)
     sys.stdout.write(json.dumps({"operations": errors, "runners": runners}) + "\n")

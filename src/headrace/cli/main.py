@@ -96,6 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     quickstart = command("quickstart", "quickstart.command", "make real input, train on it, and report: the whole way")
     quickstart.add_argument("--dir", default="quickstart", help="folder for all that is made (default: quickstart)")
     quickstart.add_argument("--seed", type=int, default=0)
+    quickstart.add_argument(
+        "--large", action="store_true", help="a model of 10.3 M parameters and sums of up to 20 terms: for a GPU"
+    )
     quickstart.add_argument("--only-inputs", action="store_true", help="make the data, the model and the configs only")
     quickstart.add_argument("--fresh", action="store_true", help="erase what an earlier quickstart made there")
 

@@ -35,7 +35,7 @@ class EngineConfig(Section):
     dtype: Dtype | None = None
     """Dtype of weights and KV cache; the model's dtype unless given."""
     max_concurrent_sequences: int = Field(default=64, ge=1, le=4096)
-    """Sequences decoded together: slots of the KV cache."""
+    """Sequences decoded together, at most: slots of the KV cache."""
     max_context: int | None = Field(default=None, ge=2)
     """Longest prompt + response in tokens; the model's own limit unless given."""
     kv_cache_gib: float | None = Field(default=None, gt=0)

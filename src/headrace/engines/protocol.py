@@ -143,6 +143,8 @@ class EngineStats:
     """Seconds in which there was nothing that it could compute."""
     sent_away_tokens: int = 0
     """Of requests that it sent away as it went to sleep, those that it had computed: others compute them again."""
+    gave_way: int = 0
+    """Times that a sequence had to wait again, and be computed again, since its KV cache had no pages left for all."""
 
 
 class Engine(Protocol):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from headrace.models.attention_choice import blocks_are_faster
 from headrace.models.blocked_attention import blocked_attention
 from headrace.models.length_batches import SegmentPlan
+from headrace.models.varlen_attention import varlen_attention
 
 PACKED_ATTENTION = "headrace_packed"
 _UNSUPPORTED = ("s_aux", "position_bias", "head_mask", "cache")
@@ -61,19 +62,44 @@ def packed_attention(
 
     if (shared := segments.shared) is not None:
         query, key, value = (shared.by_heads(states, segments.tokens) for states in (query, key, value))
-    by_token = (segments.regroup(states[0].transpose(0, 1)) for states in (query, key, value))
+    q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
+    made = None if softcap is not None else _at_once(q, k, v, segments, scaling, sliding_window)
+    if made is None:
+        made = _by_length(q, k, v, segments, scaling, sliding_window, softcap)
+    return (made[None] if shared is None else shared.by_tokens(made[None])), None
+
+
+def _at_once(
+    q: Tensor, k: Tensor, v: Tensor, segments: SegmentPlan, scaling: float | None, window: int | None
+) -> Tensor | None:
+    """[U, H, D], [U, K, D], [U, K, D] to [U, H, D]; None where there is no kernel for it."""
+    if segments.varied is None or (attend := varlen_attention(q, k, v, window)) is None:
+        return None
+    scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+    return attend(q, segments.spread(k), segments.spread(v), segments.varied(), scale, window)
+
+
+def _by_length(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    segments: SegmentPlan,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """As `_at_once`, in batches of samples of like length."""
     outputs = []
     counts = [samples * length for samples, length in segments.shapes]
-    parts = zip(*(states.split(counts) for states in by_token), strict=True)
+    parts = zip(*(segments.regroup(states).split(counts) for states in (q, k, v)), strict=True)
     for (samples, length), part in zip(segments.shapes, parts, strict=True):
-        q, k, v = (states.unflatten(0, (samples, length)).transpose(1, 2) for states in part)
+        queries, keys, values = (states.unflatten(0, (samples, length)).transpose(1, 2) for states in part)
         if softcap is None:
-            out = _fused(q, k, v, scaling, sliding_window)
+            out = _fused(queries, keys, values, scaling, window)
         else:
-            out = _capped(q, k, v, scaling, sliding_window, softcap)
+            out = _capped(queries, keys, values, scaling, window, softcap)
         outputs.append(out.transpose(1, 2).flatten(0, 1))
-    restored = segments.restore(torch.cat(outputs) if len(outputs) > 1 else outputs[0])[None]
-    return (restored if shared is None else shared.by_tokens(restored)), None
+    return segments.restore(torch.cat(outputs) if len(outputs) > 1 else outputs[0])
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, scaling: float | None, window: int | None) -> Tensor:

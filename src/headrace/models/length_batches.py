@@ -6,8 +6,9 @@ shorter samples are filled up at their end: causal attention never looks there, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from headrace.models.parallel.shared_pass import SharedPass
 from headrace.models.prefixes import SharedPrefixes
+from headrace.models.varied_lengths import VariedLengths
 
 _MIN_SHARE = 0.75
 """A sample shorter than this share of its batch's longest (less `_SLACK` tokens) begins a new batch: measured,
@@ -37,6 +39,8 @@ class SegmentPlan:
     """Places where a token that samples share stands again, and which token: int64 both. None if none is shared."""
     shared: SharedPass | None = None
     """With whom the pass is shared: then attention is given other tokens, or other heads, than it works on."""
+    varied: Callable[[], VariedLengths] | None = None
+    """For attention that takes all lengths in one call, made when it is first asked for; None on a CPU."""
 
     @property
     def tokens(self) -> int:
@@ -72,11 +76,18 @@ class SegmentPlan:
             torch.from_numpy(prefixes.source[np.concatenate(gather)]).to(device),
             torch.from_numpy(place[prefixes.kept]).to(device),
             repeats,
+            varied=None if device.type == "cpu" else cache(lambda: VariedLengths.of(lengths, device, prefixes)),
         )
 
     def regroup(self, values: Tensor) -> Tensor:
         """[U, ...] to [M, ...]. What flows back to filling is dropped: it must be nothing."""
         return _Regroup.apply(values, self.gather, self.place, self.repeats)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[U, ...] to what `varied` calls keys."""
+        if self.varied is None or (varied := self.varied()).source is None:
+            return values
+        return _Regroup.apply(values, varied.source, varied.place, varied.repeats)
 
     def restore(self, values: Tensor) -> Tensor:
         """[M, ...] to [U, ...]: of a shared token what its first sample has, which is what all have."""

@@ -34,14 +34,16 @@ def run(args: argparse.Namespace) -> int:
     from headrace.cli.piped import PipedConsole
     from headrace.cli.quickstart.materials import make_inputs
     from headrace.cli.quickstart.report import render_next_steps, render_report
+    from headrace.cli.quickstart.sizes import LARGE, SMALL
     from headrace.observe.run_record import RunWatcher
     from headrace.store import RunReader
 
     console = PipedConsole(lasting=True)
-    inputs = ["quickstart", "--dir", str(folder), "--seed", str(args.seed), "--only-inputs", "--fresh"]
+    large = ["--large"] if args.large else []
+    inputs = ["quickstart", "--dir", str(folder), "--seed", str(args.seed), *large, "--only-inputs", "--fresh"]
     _tell(console, "Making data, a tokenizer, a model and two configs", inputs)
     try:
-        made = make_inputs(folder, args.seed)
+        made = make_inputs(folder, args.seed, LARGE if args.large else SMALL)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{folder} cannot be written: {error}; free space, or choose another --dir") from error
     if args.only_inputs:

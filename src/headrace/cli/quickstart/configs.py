@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from headrace.cli.quickstart.task import MAX_RESPONSE
+from headrace.cli.quickstart.sizes import Size
 
 SFT_BATCH = 32
 
 
-def write_sft_config(path: Path, folder: Path, seed: int) -> None:
+def write_sft_config(path: Path, folder: Path, seed: int, size: Size) -> None:
     """`folder`: where model/ and data/ are."""
+    why = "more gain little on a model this small, and lose much on a busy machine"
+    threads = f"runtime: {{threads: 1}}          # {why}\n" if size.one_thread else ""
     path.write_text(
         f"""\
 # The warm-up: a model with random weights learns to add, and then to guess.
@@ -21,16 +23,15 @@ data:
   shuffle: false               # first demonstrations that work the answer out, then mostly guesses
 trainer:
   samples_per_batch: {SFT_BATCH}
-  optimizer: {{lr: 2.0e-3, betas: [0.9, 0.99]}}
+  optimizer: {{lr: {_rate(size.sft_lr)}, betas: [0.9, 0.99]}}
   lr_schedule: {{kind: cosine, warmup_steps: 20, min_ratio: 0.1}}
-runtime: {{threads: 1}}          # more gain little on a model this small, and lose much on a busy machine
-seed: {seed}
+{threads}seed: {seed}
 """,
         encoding="utf-8",
     )
 
 
-def write_grpo_config(path: Path, folder: Path, seed: int) -> None:
+def write_grpo_config(path: Path, folder: Path, seed: int, size: Size) -> None:
     """`folder`: where sft/model/ and data/ are."""
     path.write_text(
         f"""\
@@ -43,7 +44,7 @@ reward: {{function: numeric}}    # the last number of the response must be the r
 rollout:
   prompts_per_batch: 16
   samples_per_prompt: 8
-  sampling: {{max_new_tokens: {MAX_RESPONSE}}}
+  sampling: {{max_new_tokens: {size.max_response}}}
   filters: []                  # a batch is 16 prompts, also once nearly all of them are solved
 async:
   mode: async
@@ -51,14 +52,19 @@ async:
   swap: recompute              # new weights interrupt rollouts, which go on under them
 algorithm: {{objective: decoupled}}
 trainer:
-  batches: 80
-  optimizer: {{lr: 1.0e-4}}
+  batches: {size.batches}
+  optimizer: {{lr: {_rate(size.lr)}}}
 evaluation: {{every: 20}}
 engine: {{max_concurrent_sequences: 64}}
 seed: {seed}
 """,
         encoding="utf-8",
     )
+
+
+def _rate(value: float) -> str:
+    """As 1.0e-4."""
+    return f"{value:.1e}".replace("e-0", "e-")
 
 
 def _text(path: Path) -> str:

@@ -8,23 +8,20 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.cli.quickstart.task import DEMONSTRATION_SHARES, PROMPT_SHARES, Problem, draw_problem
+from headrace.cli.quickstart.sizes import Size
+from headrace.cli.quickstart.task import Problem, draw_problem
 
 TRAIN_ROWS = 2_048
 EVAL_ROWS = 256
-WORKED_ROWS = 16_000
-"""Demonstrations that all work the answer out: from them the model learns to add."""
-MOSTLY_GUESSED_ROWS = 1_536
-"""Demonstrations after them, which teach the model to guess."""
 GUESS_SHARE = 0.8
 
 
-def write_data(folder: Path, seed: int) -> None:
+def write_data(folder: Path, seed: int, size: Size) -> None:
     """Write train.jsonl, eval.jsonl and sft.jsonl. No held-out prompt is in either of the others."""
     rng = np.random.default_rng(seed)
     held_out: dict[str, Problem] = {}
     while len(held_out) < EVAL_ROWS:
-        problem = draw_problem(rng, PROMPT_SHARES)
+        problem = draw_problem(rng, size.prompt_shares)
         held_out.setdefault(problem.prompt, problem)
 
     def draw(rows: int, shares: Mapping[int, float]) -> list[Problem]:
@@ -37,11 +34,11 @@ def write_data(folder: Path, seed: int) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "eval.jsonl", map(_question, held_out.values()))
-    _write(folder / "train.jsonl", map(_question, draw(TRAIN_ROWS, PROMPT_SHARES)))
-    worked = [_demonstration(problem, problem.working) for problem in draw(WORKED_ROWS, DEMONSTRATION_SHARES)]
+    _write(folder / "train.jsonl", map(_question, draw(TRAIN_ROWS, size.prompt_shares)))
+    worked = [_demonstration(problem, problem.working) for problem in draw(size.worked_rows, size.demonstration_shares)]
     mostly_guessed = [
         _demonstration(problem, problem.guess if rng.random() < GUESS_SHARE else problem.working)
-        for problem in draw(MOSTLY_GUESSED_ROWS, DEMONSTRATION_SHARES)
+        for problem in draw(size.mostly_guessed_rows, size.demonstration_shares)
     ]
     _write(folder / "sft.jsonl", [*worked, *mostly_guessed])
 

@@ -14,13 +14,6 @@ from itertools import accumulate
 import numpy as np
 
 CHARACTERS = "0123456789+=;~"
-PROMPT_SHARES = {2: 0.10, 3: 0.44, 4: 0.18, 5: 0.11, 6: 0.07, 7: 0.05, 8: 0.05}
-"""Share of prompts by number of terms: many short ones and a tail, as real prompts have it."""
-DEMONSTRATION_SHARES = {2: 0.08, 3: 0.18, 4: 0.20, 5: 0.18, 6: 0.14, 7: 0.12, 8: 0.10}
-"""Share of demonstrations: more even, because reinforcement does not teach lengths that were hardly ever shown."""
-MAX_PROMPT = 2 * max(PROMPT_SHARES)
-MAX_RESPONSE = 3 * (max(PROMPT_SHARES) - 1) + 2
-"""Tokens of the longest worked response, the end-of-sequence token included."""
 
 
 @dataclass(frozen=True, slots=True)

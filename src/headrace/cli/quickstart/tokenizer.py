@@ -5,12 +5,13 @@ from __future__ import annotations
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from headrace.cli.quickstart.task import CHARACTERS, MAX_PROMPT, MAX_RESPONSE
+from headrace.cli.quickstart.task import CHARACTERS
 
 PAD, END, UNKNOWN = "<pad>", "<end>", "<unknown>"
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(context: int) -> PreTrainedTokenizerFast:
+    """`context`: tokens of the longest sequence."""
     vocabulary = {token: index for index, token in enumerate([PAD, END, UNKNOWN, *CHARACTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
@@ -20,6 +21,6 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         pad_token=PAD,
         eos_token=END,
         unk_token=UNKNOWN,
-        model_max_length=MAX_PROMPT + MAX_RESPONSE,
+        model_max_length=context,
         clean_up_tokenization_spaces=False,
     )

@@ -21,7 +21,15 @@ from headrace.controller.planning.out_of_memory import what_to_lower
 from headrace.controller.planning.table_size import most_sampled, table_bytes
 from headrace.controller.planning.trained_memory import gathered, scored_bytes_of, trained_bytes_of
 from headrace.controller.planning.transports import transport_of
-from headrace.engines.embedded.cache_plan import CachePlan, cache_shape, context_limit, plan_cache
+from headrace.engines.embedded.cache_plan import (
+    CachePlan,
+    cache_shape,
+    context_limit,
+    in_pages,
+    is_paged,
+    plan_cache,
+)
+from headrace.engines.embedded.pages import pages_for
 from headrace.models.experts import routed_bytes
 from headrace.models.loading import count_parameters, read_model_config
 
@@ -118,7 +126,7 @@ def estimate_memory(
         engines = config.engine.total + config.engine.lent
         cache = plan_kv_cache(model_config, config.engine, _engine_dtype(config), device, engines)
     else:
-        cache = _cache_beside(config, model_config, str(device), free, uses)
+        cache = _cache_beside(config, model_config, device, free, uses)
     kept: dict[str, int] = _off_device(config, parameters, model_config.get_text_config(), device) if trainer else {}
     if engine and not trainer and not config.engine.apart:
         kept["weight plane: version 0, on the host"] = ITEM_BYTES[_engine_dtype(config)] * parameters
@@ -165,7 +173,10 @@ def cache_of(section: EngineSection, config: TrainConfig, first: CachePlan) -> C
     if slots == asked:
         return first
     slots = max(1, first.slots * slots // asked)
-    return replace(first, slots=slots, bytes_wanted=first.bytes_wanted * slots // first.slots)
+    if first.pages is None:
+        return replace(first, slots=slots, bytes_wanted=first.bytes_wanted * slots // first.slots)
+    pages = max(first.pages * slots // first.slots, pages_for(first.max_context))
+    return in_pages(slots, first.max_context, pages, first.page_bytes)
 
 
 def _table(config: TrainConfig, model_config: Any, cache: CachePlan) -> dict[str, int]:
@@ -341,7 +352,9 @@ def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
     return uses
 
 
-def _cache_beside(config: TrainConfig, model_config: Any, place: str, free: int, uses: dict[str, int]) -> CachePlan:
+def _cache_beside(
+    config: TrainConfig, model_config: Any, place: torch.device, free: int, uses: dict[str, int]
+) -> CachePlan:
     """The KV cache of each engine in what `uses` leave of a device. Raises ConfigError if they leave none."""
     room = int((1 - _SPARE) * free)
     left, uses, engines = min(
@@ -349,9 +362,8 @@ def _cache_beside(config: TrainConfig, model_config: Any, place: str, free: int,
         key=lambda time: time[0],
     )
     dtype = getattr(torch, _engine_dtype(config))
-    context = context_limit(model_config, config.engine)
-    per_slot = context * cache_shape(model_config).bytes_per_token(dtype)
-    wanted = per_slot
+    paged = is_paged(place, model_config)
+    wanted = cache_shape(model_config).least_bytes(context_limit(model_config, config.engine), dtype, paged=paged)
     if config.engine.kv_cache_gib is not None:
         wanted = int(config.engine.kv_cache_gib * GIB)
     caches = engines * wanted
@@ -366,7 +378,7 @@ def _cache_beside(config: TrainConfig, model_config: Any, place: str, free: int,
         )
     budget = left if config.engine.kv_cache_gib is None else wanted
     given = config.engine.model_copy(update={"kv_cache_gib": budget / GIB})
-    return plan_cache(model_config, given, dtype, left)
+    return plan_cache(model_config, given, dtype, left, paged=paged)
 
 
 def _in_table(config: TrainConfig, cache: CachePlan, of_sample: int) -> int:
@@ -390,7 +402,9 @@ def plan_kv_cache(
     is. Raises ConfigError."""
     # On a CPU the engine keeps it in float32, whatever the weights are.
     kept = torch.float32 if device.type == "cpu" else getattr(torch, dtype)
-    return plan_cache(model_config, engine_config, kept, free_bytes(device) // share)
+    return plan_cache(
+        model_config, engine_config, kept, free_bytes(device) // share, paged=is_paged(device, model_config)
+    )
 
 
 def free_bytes(device: torch.device) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from headrace.engines.embedded.cache_plan import CachePlan, CacheShape
+from headrace.engines.embedded.storage import Copy, Storage, WholeSlots
 
 _FIRST_CAPACITY = 256
 """Tokens per slot at the start on a CPU; doubled when a sequence outgrows it."""
@@ -15,33 +16,42 @@ class KeyValueCache:
 
     On a CPU the capacity grows with the longest sequence, up to `max_context`, and the cache is float32 even for
     bfloat16 weights: one query per row is a small matrix product, and there float32 kernels are twice as fast. On a
-    GPU it is allocated whole, in the weights' dtype, as captured graphs hold its address. There is one slot more than
-    planned: a spare to move sequences by, and on a GPU what takes what the padding rows of a graph write.
+    device it is allocated whole, in the weights' dtype, as captured graphs hold its address. There is one slot more
+    than planned: a spare to move sequences by, and what takes what the padding rows of a graph write.
     What was never written is zero, not arbitrary: masked places still enter a product with 0.
     """
 
     def __init__(self, shape: CacheShape, plan: CachePlan, dtype: torch.dtype, device: torch.device) -> None:
         self.slots = plan.slots
         self.max_context = plan.max_context
-        on_cpu = device.type == "cpu"
-        self.dtype = torch.float32 if on_cpu else dtype
-        self._first = min(_FIRST_CAPACITY, plan.max_context) if on_cpu else plan.max_context
+        self.dtype = torch.float32 if device.type == "cpu" else dtype
         self._shape = shape
         self._device = device
         self.capacity = 0
         self.layers: list[torch.Tensor] = []
         self.experts: torch.Tensor | None = None
-        """[slots + 1, capacity, layers, k]: those that each cached token was routed to, where that is recorded. int16
-        stands for uint16, which torch does not copy by index."""
+        """[slots + 1, capacity, layers, k], by `at`: those that each cached token was routed to, where that is
+        recorded. int16 stands for uint16, which torch does not copy by index."""
         self._routing: tuple[int, int, torch.dtype] | None = None
         self.allocate()
+
+    @property
+    def storage(self) -> Storage:
+        """What gives slots their room."""
+        return WholeSlots()
+
+    @property
+    def _places(self) -> tuple[int, int]:
+        """Parts of the cache at the start, and tokens that each holds."""
+        most = self.max_context
+        return self.slots + 1, min(_FIRST_CAPACITY, most) if self._device.type == "cpu" else most
 
     def allocate(self) -> None:
         """As it was made."""
         shape = self._shape
-        sizes = (2, self.slots + 1, shape.heads, self._first, shape.head_dim)
+        parts, self.capacity = self._places
+        sizes = (2, parts, shape.heads, self.capacity, shape.head_dim)
         self.layers = [torch.zeros(sizes, dtype=self.dtype, device=self._device) for _ in range(shape.layers)]
-        self.capacity = self._first
         self._allocate_experts()
 
     def release(self) -> None:
@@ -56,7 +66,11 @@ class KeyValueCache:
     def _allocate_experts(self) -> None:
         if self._routing is not None:
             *sizes, dtype = self._routing
-            self.experts = torch.zeros((self.slots + 1, self.capacity, *sizes), dtype=dtype, device=self._device)
+            _, parts, _, tokens, _ = self.layers[0].shape
+            self.experts = torch.zeros((parts, tokens, *sizes), dtype=dtype, device=self._device)
+
+    def begin(self) -> None:
+        """Before what was planned is carried out."""
 
     def reserve(self, length: int) -> None:
         """Make room for sequences of `length` tokens."""
@@ -75,12 +89,24 @@ class KeyValueCache:
             self.experts[:, : self.capacity] = routed
         self.capacity = capacity
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """The first `length` tokens of one slot to another."""
+    def copy(self, one: Copy) -> None:
         for layer in self.layers:
-            layer[:, target, :, :length] = layer[:, source, :, :length]
+            layer[:, one.target, :, : one.length] = layer[:, one.source, :, : one.length]
         if self.experts is not None:
-            self.experts[target, :length] = self.experts[source, :length]
+            self.experts[one.target, : one.length] = self.experts[one.source, : one.length]
+
+    def hold(self, slots: int, length: int) -> None:
+        """Give slots 0 .. n - 1, where nobody is, room for `length` tokens."""
+        self.reserve(length)
+
+    def let_go(self, slots: int, length: int) -> None:
+        """Have it back, and zero."""
+        for slot in range(slots):
+            self.clear(slot, length)
+
+    def at(self, slots: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which of the cache's parts tokens are in, and where in it. Int64, of shapes that broadcast."""
+        return slots, positions
 
     def clear(self, slot: int, length: int) -> None:
         """Make the first `length` tokens of a slot zero again. To be done where they may not be finite: 0 x NaN is NaN,

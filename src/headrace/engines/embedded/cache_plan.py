@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import psutil
 import torch
 
 from headrace.config import ConfigError, EngineConfig
+from headrace.engines.embedded.pages import PAGE_TOKENS, pages_for
+from headrace.engines.embedded.plain_decoder import is_plain_decoder
 from headrace.models.experts import routed_bytes
 
 GIB = 2**30
 _SHARE_OF_FREE = 0.5
+HAS_TRITON = find_spec("triton") is not None
+SPARE_PAGES = 2
+"""That no sequence has: one of zeros, and one for what padding rows write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +31,20 @@ class CachePlan:
     max_context: int
     """Tokens of the longest sequence, prompt and response."""
     bytes_wanted: int
-    """When every slot is full."""
+    """When every slot is full, or all pages are there."""
+    pages: int | None = None
+    """That the slots share, on a device; None: each slot has room of its own."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one page; `bytes_wanted` is told."""
+        assert self.pages is not None, "it has no pages"
+        return self.bytes_wanted // (self.pages + SPARE_PAGES)
+
+    def of_size(self, slots: int, context: int) -> CachePlan:
+        """Of so many full slots, like this one: in pages or not. What it wants is not told."""
+        pages = None if self.pages is None else slots * pages_for(context)
+        return CachePlan(slots, context, 0, pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +59,11 @@ class CacheShape:
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         return 2 * self.layers * self.heads * self.head_dim * dtype.itemsize + self.routed
+
+    def least_bytes(self, context: int, dtype: torch.dtype, *, paged: bool) -> int:
+        """Of a cache for one sequence."""
+        tokens = (pages_for(context) + SPARE_PAGES) * PAGE_TOKENS if paged else context
+        return tokens * self.bytes_per_token(dtype)
 
 
 def cache_shape(model_config: Any) -> CacheShape:
@@ -77,15 +101,27 @@ def context_limit(model_config: Any, engine_config: EngineConfig) -> int:
     return wanted
 
 
+def is_paged(device: torch.device, model_config: Any) -> bool:
+    """Whether the KV cache is in pages there: on a device, where Triton is, for models whose attention kernels of
+    Headrace compute, which read pages. Other attention wants the keys of a sequence in one piece."""
+    return device.type != "cpu" and HAS_TRITON and is_plain_decoder(model_config)
+
+
 def plan_cache(
-    model_config: Any, engine_config: EngineConfig, dtype: torch.dtype, free_bytes: int | None = None
+    model_config: Any,
+    engine_config: EngineConfig,
+    dtype: torch.dtype,
+    free_bytes: int | None = None,
+    *,
+    paged: bool = False,
 ) -> CachePlan:
-    """As many slots as were asked for, or as fit the memory. Raises ConfigError if not even one fits.
+    """As many slots as were asked for, or as fit the memory; `paged`, as many pages as they can fill, or as fit. Raises
+    ConfigError if not even one sequence fits.
 
     `free_bytes` is of the device that holds the cache; the host's free memory unless given.
     """
-    context = context_limit(model_config, engine_config)
-    per_slot = context * cache_shape(model_config).bytes_per_token(dtype)
+    context, shape = context_limit(model_config, engine_config), cache_shape(model_config)
+    least, page = shape.least_bytes(context, dtype, paged=paged), PAGE_TOKENS * shape.bytes_per_token(dtype)
     free = psutil.virtual_memory().available if free_bytes is None else free_bytes
     if engine_config.kv_cache_gib is not None:
         budget = int(engine_config.kv_cache_gib * GIB)
@@ -94,22 +130,31 @@ def plan_cache(
                 f"engine.kv_cache_gib is {engine_config.kv_cache_gib:g} ({budget} bytes), but {free} bytes are free; "
                 f"set engine.kv_cache_gib to {_SHARE_OF_FREE * free / GIB:.2f} or less, or free memory"
             )
-        if budget < per_slot:
+        if budget < least:
             raise ConfigError(
-                f"one sequence of {context} tokens takes {per_slot} bytes of KV cache, and engine.kv_cache_gib gives "
-                f"{budget} ({free} bytes are free); raise engine.kv_cache_gib to {_gib(per_slot)} or lower "
+                f"one sequence of {context} tokens takes {least} bytes of KV cache, and engine.kv_cache_gib gives "
+                f"{budget} ({free} bytes are free); raise engine.kv_cache_gib to {_gib(least)} or lower "
                 "engine.max_context"
             )
     else:
         budget = int(_SHARE_OF_FREE * free)
-        if budget < per_slot:
-            fits = budget * context // per_slot
+        if budget < least:
+            fits = max(budget // page - SPARE_PAGES, 0) * PAGE_TOKENS if paged else budget * context // least
             raise ConfigError(
-                f"one sequence of {context} tokens takes {per_slot} bytes of KV cache, and half of the {free} bytes "
-                f"free is {budget}; set engine.max_context to {fits} or less, or free memory"
+                f"one sequence of {context} tokens takes {least} bytes of KV cache, and half of the {free} bytes "
+                f"free is {budget}; {f'set engine.max_context to {fits} or less, or ' if fits else ''}free memory"
             )
-    slots = min(engine_config.max_concurrent_sequences, budget // per_slot)
-    return CachePlan(slots, context, slots * per_slot)
+    asked = engine_config.max_concurrent_sequences
+    if not paged:
+        slots = min(asked, budget // least)
+        return CachePlan(slots, context, slots * least)
+    fitting = budget // page - SPARE_PAGES
+    slots = min(asked, fitting)
+    return in_pages(slots, context, min(fitting, slots * pages_for(context)), page)
+
+
+def in_pages(slots: int, context: int, pages: int, page_bytes: int) -> CachePlan:
+    return CachePlan(slots, context, (pages + SPARE_PAGES) * page_bytes, pages)
 
 
 def _gib(size: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +16,15 @@ from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
 from headrace.engines.embedded.finite_logits import finite_steps, not_finite
 from headrace.engines.embedded.kept_run import KeptRun
 from headrace.engines.embedded.own_swap_check import require_right
+from headrace.engines.embedded.paged_cache import PagedCache
 from headrace.engines.embedded.prefill import prefill_pass
 from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.embedded.routed import experts_at
 from headrace.engines.embedded.runners.choice import choose_runner
 from headrace.engines.embedded.sampler import Kept, sample
-from headrace.engines.embedded.scheduler import Chunk, Copy, Plan, Scheduler
+from headrace.engines.embedded.scheduler import Chunk, Plan, Scheduler
 from headrace.engines.embedded.slot_arrays import DecodeBatch
+from headrace.engines.embedded.storage import Copy
 from headrace.engines.protocol import EngineError, FinishReason, SwapMode, Tag, TokenChunk
 from headrace.runtime.progress import mark, working
 from headrace.weights.expected import WeightSchema
@@ -29,6 +32,7 @@ from headrace.weights.plane import Received, WeightReceiver
 from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import Version
 
+logger = logging.getLogger(__name__)
 _STEPS_BETWEEN_LOOKS = 8
 """On a GPU the host looks for stop tokens, which costs a sync, once in so many steps."""
 _PACE = 32
@@ -94,23 +98,32 @@ class EngineCore:
         self.interrupt = False
         self.asleep: tuple[Tag, ...] = ()
         """Nothing is computed while anything is."""
-        self.scheduler = Scheduler(plan.slots, prefill_tokens, by_length=model.device.type == "cpu")
         self._now = now
         self._device, self._dtype = model.device, model.dtype
         self._cache_shape = cache_shape(model.config)
         self._schema = WeightSchema(model)
+        self._plan = plan
         with torch.inference_mode():
-            self._cache = KeyValueCache(self._cache_shape, plan, model.dtype, model.device)
+            self._cache = self._cache_of(plan)
             self._runner = choose_runner(model, self._cache)
             self._batch = DecodeBatch(plan.slots, model.config.get_text_config().vocab_size, model.device)
+        by_length = plan.pages is None and model.device.type == "cpu"
+        self.scheduler = Scheduler(plan.slots, prefill_tokens, by_length=by_length, storage=self._cache.storage)
         self._flip_cost: FlipCost | None = None
         self._last_step_end = 0.0
+        self._told_at = 1
+        """Sequences that give way until the next line about them."""
+
+    def _cache_of(self, plan: CachePlan) -> KeyValueCache:
+        kind = KeyValueCache if plan.pages is None else PagedCache
+        return kind(self._cache_shape, plan, self._dtype, self._device)
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
         """One pass of prefill and a run of decode steps. Returns the chunks that are due."""
         begin = self._now()
         plan = self.scheduler.schedule(self.version)
+        self._tell_who_gave_way()
         with working("decode_step"):
             run = self._run(plan)
         outputs = self._postprocess(run)
@@ -156,8 +169,8 @@ class EngineCore:
         """That `prepared`, or the present weights, compute what whoever made `version` did. May run beside `step`.
         Raises WeightError."""
         samples, length = check.tokens.shape
-        plan = CachePlan(slots=samples, max_context=length, bytes_wanted=0)
-        cache = KeyValueCache(self._cache_shape, plan, self._dtype, self._device)
+        cache = self._cache_of(self._plan.of_size(samples, length))
+        cache.hold(samples, length)
         require_right(self._runner.beside(cache, prepared), check, version, self._dtype, self._device)
 
     @torch.inference_mode()
@@ -220,6 +233,7 @@ class EngineCore:
             torch.cuda.empty_cache()
 
     def _run(self, plan: Plan) -> _Run | None:
+        self._cache.begin()
         self._copy(plan.copies)
         if plan.chunks:
             self._prefill(plan.chunks)
@@ -316,15 +330,15 @@ class EngineCore:
     def _experts(self, counts: list[int]) -> dict[int, NDArray[np.unsignedinteger]]:
         """By slot, of the running that want them: of the tokens that were fed since they were last told, those before
         the last of the `counts` that each has sampled now."""
-        running, cached = self.scheduler.running, self._cache.experts
-        if cached is None:
+        running = self.scheduler.running
+        if self._cache.experts is None:
             return {}
         places = [
             (slot, routed, sequence.length + count - 1)
             for slot, (sequence, count) in enumerate(zip(running, counts, strict=True))
             if (routed := sequence.routed) is not None
         ]
-        return dict(zip((slot for slot, _, _ in places), experts_at(cached, places), strict=True))
+        return dict(zip((slot for slot, _, _ in places), experts_at(self._cache, places), strict=True))
 
     @staticmethod
     def _is_due(sequence: Sequence) -> bool:
@@ -332,11 +346,22 @@ class EngineCore:
         asked = sequence.request
         return asked.stream and (asked.soon or sequence.sampled - sequence.emitted >= _PACE)
 
+    def _tell_who_gave_way(self) -> None:
+        """At the first, the tenth, the hundredth …"""
+        if (count := self.scheduler.gave_way) >= self._told_at:
+            self._told_at *= 10
+            logger.warning(
+                "%d times a sequence had to wait again, to be computed again, as the KV cache had no room for all that "
+                "run; raise engine.kv_cache_gib or lower engine.max_concurrent_sequences",
+                count,
+            )
+
     def _retire(self, slots: list[int]) -> None:
         partial = self.scheduler.partial
         self._copy(self.scheduler.retire(slots))
         if partial is not None and slots:
-            self._cache.clear(partial[0], partial[1].cached)  # it moved, and no decode step has told it to be finite
+            # It moved, and no decode step has told it to be finite. Of pages nothing is left there: they moved with it.
+            self._cache.clear(partial[0], partial[1].cached)
 
     def _clear_partial(self, only: Sequence | None = None) -> None:
         """Before what is partly prefilled gives up its slot."""
@@ -346,7 +371,7 @@ class EngineCore:
 
     def _copy(self, copies: Iterable[Copy]) -> None:
         for copy in copies:
-            self._cache.copy(copy.source, copy.target, copy.length)
+            self._cache.copy(copy)
 
     def _settle_flip_cost(self) -> None:
         """Strike out the sequences that are in the cache again, or have ended."""

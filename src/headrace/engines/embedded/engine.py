@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from headrace.config import EngineConfig
-from headrace.engines.embedded.cache_plan import CachePlan, plan_cache
+from headrace.engines.embedded.cache_plan import CachePlan, is_paged, plan_cache
 from headrace.engines.embedded.changes import Move, Swap
 from headrace.engines.embedded.core import EngineCore, Output
 from headrace.engines.embedded.request_state import Sequence
@@ -284,6 +284,7 @@ class EmbeddedEngine:
             swap_stall_s=totals.swap_stall_s,
             recompute_s=totals.recompute_s,
             sent_away_tokens=totals.sent_away_tokens,
+            gave_way=core.scheduler.gave_way,
             idle_s=self._idle_s + (0.0 if self._idle_since is None else self._runtime.clock.now() - self._idle_since),
         )
 
@@ -294,10 +295,10 @@ class EmbeddedEngine:
         model.to(dtype).eval().requires_grad_(False)
         if self._planned is not None:
             plan = self._planned
-        elif model.device.type == "cuda":
-            plan = plan_cache(model.config, config, dtype, torch.cuda.mem_get_info(model.device)[0])
         else:
-            plan = plan_cache(model.config, config, torch.float32)
+            device = model.device
+            kept, free = (torch.float32, None) if device.type == "cpu" else (dtype, torch.cuda.mem_get_info(device)[0])
+            plan = plan_cache(model.config, config, kept, free, paged=is_paged(device, model.config))
         self._plan = plan
         self._model = None  # what it is needed for, the runner holds; its weights may be there a second time
         return EngineCore(model, plan, config.prefill_tokens_per_step, self._version, self._runtime.clock.now)

@@ -81,6 +81,20 @@ def to_give_way(waiting: Iterable[S], running: Sequence[S]) -> list[int]:
     return gone
 
 
+def gives_way(running: Sequence[S]) -> int:
+    """The place in `running` to be freed where there is no room for all: of the client with the most, and there of the
+    request with the most, the shortest; the last of several. So the longest of all stays to the last."""
+    have = _shares(running)
+    return min(
+        range(len(running)),
+        key=lambda place: (
+            [-have[prefix] for prefix in _prefixes(running[place].client)],
+            running[place].length,
+            -place,
+        ),
+    )
+
+
 def _shares(running: Iterable[Asked]) -> Counter[Client]:
     """Sequences of each client, and of all below it."""
     return Counter(prefix for one in running for prefix in _prefixes(one.client))

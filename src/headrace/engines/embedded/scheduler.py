@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from headrace.engines.embedded.fairness import fair_order, to_give_way
+from headrace.engines.embedded.fairness import fair_order, gives_way, to_give_way
 from headrace.engines.embedded.request_state import Sequence
+from headrace.engines.embedded.storage import Copy, Storage, WholeSlots
 from headrace.weights.version import Version
 
 _LONGEST_RUN = 16
@@ -17,15 +18,6 @@ _HOLD_STEPS = 8
 """Decode steps that a nearly full engine waits for more slots to come free, to prefill for them in one pass."""
 _NEARLY_FULL = 16
 """Nearly full: fewer than one slot in so many is free."""
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """The keys and values of a slot's first `length` tokens, to another slot."""
-
-    source: int
-    target: int
-    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +49,28 @@ class Scheduler:
     """Slots 0 .. n-1 belong to the n running sequences, in order, so that a decode step reads a plain slice.
 
     Prefilling computes all of a sequence but its last token, which the first decode step feeds: so prefilling never
-    samples, and a prompt that many requests share is computed once and copied to the others. At most one sequence is
-    partly prefilled; it heads the queue, and slot n is its own. Every other queued sequence has nothing in the cache.
+    samples, and a prompt that many requests share is computed once, and shared with the others or copied. At most one
+    sequence is partly prefilled; it heads the queue, and slot n is its own. Every other queued sequence has nothing in
+    the cache.
+
+    Where storage is scarce, a sequence gets a slot only if all that run could take a part more beside it, and if there
+    is none for the next token of those that run, one after another waits again, tokens kept (`gives_way`): so the
+    longest always goes on.
     """
 
-    def __init__(self, slots: int, prefill_tokens_per_step: int, *, by_length: bool = False) -> None:
+    def __init__(
+        self,
+        slots: int,
+        prefill_tokens_per_step: int,
+        *,
+        by_length: bool = False,
+        storage: Storage | None = None,
+    ) -> None:
         """`by_length`: keep the running in the order of `length_class`, the longest first, so that attention need
-        not look as far for short ones as for long ones. Takes one spare slot, number `slots`."""
+        not look as far for short ones as for long ones. Takes one spare slot, number `slots`. `storage`: where not all
+        slots have room for the longest sequence; there is enough for one."""
         self._by_length = by_length
+        self._storage: Storage = storage or WholeSlots()
         self._slots = slots
         self._prefill_tokens = prefill_tokens_per_step
         self._queue: deque[Sequence] = deque()
@@ -73,6 +79,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.admitting = True
         """False: sequences that never had a slot stay in the queue (`drain`)."""
+        self.gave_way = 0
+        """Times that a sequence that ran waited again, since there was no room for all."""
 
     @property
     def waiting(self) -> int:
@@ -102,6 +110,8 @@ class Scheduler:
         """False if it does not wait."""
         if sequence not in self._queue:
             return False
+        if sequence.cached:
+            self.restart_partial()
         self._queue.remove(sequence)
         return True
 
@@ -112,11 +122,12 @@ class Scheduler:
     def schedule(self, version: Version) -> Plan:
         """Fill the free slots, then decode: first come first served within a client, evenly among several. The caller
         carries out the whole plan."""
-        moves = self._make_room(version)
+        before = len(self.running)
+        moves = [*self._make_room(version), *self._go_on()]
         if not self._queue or not self.has_free_slot:
-            return Plan((), (), (), self._run_length(prefilling=False))
-        if not moves and self._holds_back():
-            steps = min(self._run_length(prefilling=False), _HOLD_STEPS - self._held_steps)
+            return Plan(tuple(moves), (), (), self._backed(self._run_length(prefilling=False)))
+        if len(self.running) == before and self._holds_back():
+            steps = self._backed(min(self._run_length(prefilling=False), _HOLD_STEPS - self._held_steps))
             self._held_steps += steps
             return Plan((), (), (), steps)
         self._held_steps = 0
@@ -126,16 +137,51 @@ class Scheduler:
             (*moves, *intake.copies),
             tuple(intake.chunks),
             tuple(intake.late_copies),
-            self._run_length(prefilling),
+            self._backed(self._run_length(prefilling)),
         )
+
+    def _go_on(self) -> list[Copy]:
+        """Have room for the next token of all that run."""
+        storage, moves = self._storage, list[Copy]()
+        while sum(storage.lacks(slot, one.length) for slot, one in enumerate(self.running)) > storage.free:
+            if self.partial is not None:
+                self.restart_partial()
+                continue
+            slot = gives_way(self.running)
+            sequence = self.running[slot]
+            moves += self.retire([slot])
+            self._wait_again([sequence])
+            self.gave_way += 1
+        for slot, sequence in enumerate(self.running):
+            storage.extend(slot, sequence.length)
+        return moves
+
+    def _backed(self, steps: int) -> int:
+        """At most so many: as many as there is room for, which those that run have from now on."""
+        storage, running = self._storage, self.running
+        while steps > 1 and storage.free < sum(
+            storage.lacks(slot, one.length + steps - 1) for slot, one in enumerate(running)
+        ):
+            steps -= 1
+        for slot, sequence in enumerate(running):
+            storage.extend(slot, sequence.length + steps - 1)
+        return steps
+
+    def _wait_again(self, sequences: Iterable[Sequence]) -> None:
+        """Those whose slots were others': they head the queue, the last of them first."""
+        for sequence in sequences:
+            sequence.drop_cache()
+            self._queue.appendleft(sequence)
 
     def retire(self, slots: Iterable[int]) -> list[Copy]:
         """Take the sequences of these slots out; others move into the holes. To be done in order."""
         holes = frozenset(slots)
-        before = len(self.running)
+        before, partial = len(self.running), self.partial
+        for slot in holes:
+            self._storage.release(slot)
         moves = self._settle(holes)
-        if holes and self._queue and self._queue[0].cached:
-            moves.append(Copy(before, len(self.running), self._queue[0].cached))
+        if holes and partial is not None:
+            moves += self._storage.move(before, len(self.running), partial[1].cached)
         return moves
 
     def arrange(self) -> list[Copy]:
@@ -159,7 +205,7 @@ class Scheduler:
         moves: list[Copy] = []
 
         def move(source: int, target: int) -> None:
-            moves.append(Copy(source, target, rows[source].cached))
+            moves.extend(self._storage.move(source, target, rows[source].cached))
             rows[target] = rows.pop(source)
 
         def fill() -> None:
@@ -185,6 +231,9 @@ class Scheduler:
     def interrupt(self) -> list[Sequence]:
         """Drop every key and value: who ran goes back to the head of the queue, tokens kept. Returns those."""
         interrupted = self.in_flight
+        self.restart_partial()
+        for slot in range(len(self.running)):
+            self._storage.release(slot)
         for sequence in interrupted:
             sequence.drop_cache()
         self._queue.extendleft(reversed(self.running))
@@ -193,27 +242,32 @@ class Scheduler:
 
     def restart_partial(self) -> None:
         """Drop what is partly prefilled: it would be finished under other weights than it was begun."""
-        if self._queue:
-            self._queue[0].drop_cache()
+        if (partial := self.partial) is not None:
+            self._storage.release(partial[0], unseen=True)
+            partial[1].drop_cache()
 
     def _make_room(self, version: Version) -> list[Copy]:
-        """If several clients want slots and all are taken: have some sequences wait again, tokens kept, so that each
-        client has one. Then bring those that wait into their order."""
+        """If several clients want slots, and there is none, or no room: have some sequences wait again, tokens kept, so
+        that each client has one. Then bring those that wait into their order."""
         if not self._several_clients or not self._queue:
             return []
         moves: list[Copy] = []
-        if not self.has_free_slot:
-            may_start = [sequence for sequence in self._queue if self._may_start(sequence, version)]
+        may_start = [sequence for sequence in self._queue if self._may_start(sequence, version)]
+        if not self.has_free_slot or not all(map(self._has_room_for, may_start)):
             slots = to_give_way(may_start, self.running)
             gone = [self.running[slot] for slot in slots]
             moves = self.retire(slots)
-            for sequence in gone:
-                sequence.drop_cache()
-                self._queue.appendleft(sequence)
+            self._wait_again(gone)
         if self.has_free_slot:
             partial = [self._queue.popleft()] if self._queue[0].cached else []
             self._queue = deque([*partial, *fair_order(self._queue, self.running)] if self._queue else partial)
         return moves
+
+    def _has_room_for(self, sequence: Sequence, shared: int = 0) -> bool:
+        """Whether it has its part of the storage, or may take it, as the next that runs. `shared`: tokens that another
+        has too."""
+        lacks = self._storage.lacks(len(self.running), sequence.length, shared)
+        return not lacks or lacks + len(self.running) <= self._storage.free
 
     def _may_start(self, sequence: Sequence, version: Version) -> bool:
         if not self.admitting and not sequence.in_flight:
@@ -268,6 +322,9 @@ class _Intake:
             elif self._awaits_sibling(sequence):
                 passed_over.append(sequence)
                 more = True
+            elif not scheduler._has_room_for(sequence, self._shared_tokens(sequence)):
+                queue.appendleft(sequence)
+                break
             elif not self._place(sequence):
                 more = True
                 if sequence.cached:
@@ -287,19 +344,27 @@ class _Intake:
             and sequence.length > sequence.prompt_length
         )
 
+    def _shared(self, sequence: Sequence) -> int | None:
+        """The slot whose prompt is this one's too, and computed before it is needed."""
+        if sequence.cached:
+            return None
+        return self._donors.get(sequence.prompt_key, self._fresh.get(sequence.prompt_key))
+
+    def _shared_tokens(self, sequence: Sequence) -> int:
+        return 0 if self._shared(sequence) is None else sequence.prompt_length - 1
+
     def _place(self, sequence: Sequence) -> bool:
         """Give it the next slot, and what prefilling the budget allows. False if some of it is left to do."""
-        slot, target = len(self._scheduler.running), sequence.length - 1
-        shared = sequence.prompt_length - 1
-        donor = self._donors.get(sequence.prompt_key) if sequence.cached == 0 else None
-        late = self._fresh.get(sequence.prompt_key) if sequence.cached == 0 and donor is None else None
-        start = sequence.cached if donor is None and late is None else shared
+        storage, slot = self._scheduler._storage, len(self._scheduler.running)
+        target, shared = sequence.length - 1, sequence.prompt_length - 1
+        donor = self._shared(sequence)
+        start = sequence.cached if donor is None else shared
         if start < target and self._budget == 0:
             return False
         if donor is not None and shared:
-            self.copies.append(Copy(donor, slot, shared))
-        elif late is not None and shared:
-            self.late_copies.append(Copy(late, slot, shared))
+            is_late = sequence.prompt_key not in self._donors
+            (self.late_copies if is_late else self.copies).extend(storage.share(donor, slot, shared))
+        storage.extend(slot, sequence.length)
         stop = min(target, start + self._budget)
         if stop > start:
             self.chunks.append(Chunk(sequence, slot, start, stop))

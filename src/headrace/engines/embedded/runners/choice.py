@@ -24,11 +24,12 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 def choose_runner(model: Any, cache: KeyValueCache) -> Runner:
     """The fused runner where it agrees with the model, else the generic one. Raises EngineError if neither does, or if
     the model computes nothing that could be compared. The cache is zero again afterwards."""
+    rows, length = _size(cache)
+    cache.hold(rows, length)
     try:
         return _choose(model, cache)
     finally:
-        for slot in range(min(_ROWS, cache.slots)):
-            cache.clear(slot, _LENGTH)
+        cache.let_go(rows, length)
 
 
 def _choose(model: Any, cache: KeyValueCache) -> Runner:
@@ -90,9 +91,14 @@ def _with_own_kernels(
     return None
 
 
+def _size(cache: KeyValueCache) -> tuple[int, int]:
+    """Rows, and their length, that the runners are compared with."""
+    return min(_ROWS, cache.slots), min(_LENGTH, cache.max_context)
+
+
 def _probe_tokens(model: Any, cache: KeyValueCache) -> torch.Tensor:
     """Int64 [rows, length] of arbitrary but fixed tokens."""
-    rows, length = min(_ROWS, cache.slots), min(_LENGTH, cache.max_context)
+    rows, length = _size(cache)
     numbers = torch.arange(rows * length).view(rows, length)
     return ((numbers * 7919 + 13) % model.config.get_text_config().vocab_size).to(model.device)
 

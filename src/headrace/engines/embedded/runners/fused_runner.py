@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from headrace.engines.embedded.cache import KeyValueCache
+from headrace.engines.embedded.plain_decoder import is_plain_decoder
 from headrace.engines.embedded.runners.fused_weights import FusedShape, FusedWeights, Projection, fuse, fused_names
 from headrace.engines.embedded.runners.graphs import DecodeGraphs
 from headrace.engines.embedded.runners.operations import Operations, TokenPlaces, TorchOperations
@@ -17,8 +18,6 @@ from headrace.engines.embedded.runners.runner import PrefillPass
 from headrace.engines.embedded.runners.slot_attention import prefill_attention, visible
 
 _ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Those whose frequencies do not depend on the sequence's length."""
 
 Attend = Callable[[int, torch.Tensor], torch.Tensor | None]
 """(layer, queries [N, heads, head_dim]) -> [N, heads x head_dim]; None ends the pass."""
@@ -57,16 +56,7 @@ class FusedRunner:
         """For a Hugging Face model; None if its architecture, or anything in its config, is not of this kind."""
         config = model.config
         parameters = dict(model.named_parameters())
-        rope = getattr(config, "rope_parameters", None) or {}
-        layer_types = frozenset(getattr(config, "layer_types", None) or ("full_attention",))
-        if (
-            type(model).__name__ not in _ARCHITECTURES
-            or rope.get("rope_type") not in _ROPE_TYPES
-            or rope.get("partial_rotary_factor", 1.0) != 1.0
-            or layer_types != {"full_attention"}
-            or getattr(config, "sliding_window", None) is not None
-            or config.hidden_act != "silu"
-        ):
+        if type(model).__name__ not in _ARCHITECTURES or not is_plain_decoder(config):
             return None
         heads = config.num_attention_heads
         shape = FusedShape(

@@ -106,6 +106,7 @@ class _Pass:
         self.length = length
         self.slots = slots
         self._told = told
+        self._where: tuple[torch.Tensor, torch.Tensor] | None = None
         self._masks: dict[int | None, torch.Tensor] = {}
 
     @property
@@ -116,9 +117,10 @@ class _Pass:
         """`keys` and `values` [b, kv_heads, T, d] of the new tokens; returns all that the queries may need."""
         batch, cache = len(keys), self.cache
         slots = torch.arange(batch, device=keys.device) if self.slots is None else self.slots
-        data = cache.layers[layer]
-        data[0][slots[:, None], :, self.positions] = keys.transpose(1, 2).to(cache.dtype)
-        data[1][slots[:, None], :, self.positions] = values.transpose(1, 2).to(cache.dtype)
+        keys_in, values_in = cache.layers[layer]
+        parts, within = self._at(slots)
+        keys_in[parts, :, within] = keys.transpose(1, 2).to(cache.dtype)
+        values_in[parts, :, within] = values.transpose(1, 2).to(cache.dtype)
         if self.slots is None:
             return cache.window(layer, batch, self.length)
         return cache.gather(layer, slots, self.length)
@@ -130,8 +132,15 @@ class _Pass:
         if self._told is not None:
             return self._told[slots[:, None], self.positions, layer].view(-1, chosen.shape[1])
         if (cached := self.cache.experts) is not None:
-            cached[slots[:, None], self.positions, layer] = chosen.view(batch, -1, chosen.shape[1]).to(cached.dtype)
+            parts, within = self._at(slots)
+            cached[parts, within, layer] = chosen.view(batch, -1, chosen.shape[1]).to(cached.dtype)
         return None
+
+    def _at(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where in the cache the new tokens are; the same in all layers."""
+        if self._where is None:
+            self._where = self.cache.at(slots[:, None], self.positions)
+        return self._where
 
     def mask(self, window: int | None) -> torch.Tensor:
         """Decode: what to add, [n, L]. Prefill: what to keep, bool [b, 1, T, L]. Made once per kind of layer."""

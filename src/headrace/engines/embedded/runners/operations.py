@@ -72,6 +72,7 @@ class TorchOperations:
     def turn(self, places: TokenPlaces) -> Turn:
         shape, cache = self._shape, self._cache
         cos, sin = self._rotary.at(places.positions)
+        parts, within = cache.at(places.slots, places.positions)
 
         def turned(layer: int, qkv: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
             qkv = qkv.to(cache.dtype).view(len(qkv), -1, shape.head_dim)
@@ -80,7 +81,7 @@ class TorchOperations:
             half_turn = source.roll(shape.head_dim // 2, -1)
             torch.addcmul(source * cos, half_turn, sin, out=qk)
             new = qkv[:, shape.heads :].view(len(qkv), 2, shape.kv_heads, shape.head_dim)
-            cache.layers[layer][:, places.slots, :, places.positions] = new
+            cache.layers[layer][:, parts, :, within] = new
             return qkv[:, : shape.heads]
 
         return turned

@@ -44,20 +44,23 @@ def turn_and_store(
     slots: Any,
     query: Any,
     cache: Any,
+    pages: Any,
     eps: Any,
     heads: Any,
     kv_heads: Any,
     head_dim: Any,
+    table_stride: Any,
     kind_stride: Any,
-    slot_stride: Any,
+    page_stride: Any,
     head_stride: Any,
     NORMED: tl.constexpr,
     BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
 ) -> None:
     """Programs: tokens, heads of qkv [N, heads + 2 kv_heads, head_dim]. Queries and keys are normalised with weight
     [heads + kv_heads, head_dim], and rotated by table [positions, 2, head_dim]: cosines, then sines that are negative
-    in the first half. Queries go to query [N, heads, head_dim], keys and values to cache[0, 1: slot, head, position].
-    """
+    in the first half. Queries go to query [N, heads, head_dim], keys and values to cache[0, 1: page, head, place in
+    it], where pages [slots, ...] has the page of each TOKENS positions of a slot."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     inside = column < head_dim
@@ -81,9 +84,10 @@ def turn_and_store(
         place = query + (token * heads + head) * head_dim
     else:
         slot = tl.load(slots + token)
+        page = tl.load(pages + slot * table_stride + position // TOKENS).to(tl.int64)
         kind = (head - heads) // kv_heads
-        place = cache + kind * kind_stride + slot * slot_stride
-        place += ((head - heads) % kv_heads) * head_stride + position * head_dim
+        place = cache + kind * kind_stride + page * page_stride
+        place += ((head - heads) % kv_heads) * head_stride + (position % TOKENS) * head_dim
     tl.store(place + column, value.to(query.dtype.element_ty), mask=inside)
 
 
@@ -91,6 +95,7 @@ def turn_and_store(
 def attend_part(
     query: Any,
     cache: Any,
+    pages: Any,
     positions: Any,
     sums: Any,
     peaks: Any,
@@ -98,8 +103,9 @@ def attend_part(
     scale: Any,
     heads: Any,
     head_dim: Any,
+    table_stride: Any,
     kind_stride: Any,
-    slot_stride: Any,
+    page_stride: Any,
     head_stride: Any,
     GROUP: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -109,8 +115,9 @@ def attend_part(
     PRECISION: tl.constexpr,
 ) -> None:
     """Programs: rows, key heads, parts of the row's keys (Flash-Decoding; Dao et al. 2023). Row i looks at slot i up to
-    its position. Each makes, for the GROUP query heads of its key head, the greatest score, the sum of weights relative
-    to it, and the weighted sum of values: [N, heads, PARTS(, head_dim)] float32."""
+    its position, at one page of KEYS tokens after the other. Each makes, for the GROUP query heads of its key head, the
+    greatest score, the sum of weights relative to it, and the weighted sum of values: [N, heads, PARTS(, head_dim)]
+    float32."""
     row, kv_head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     member = tl.arange(0, QUERIES)
     column = tl.arange(0, BLOCK)
@@ -122,23 +129,23 @@ def attend_part(
     blocks = tl.cdiv(tl.cdiv(length, KEYS), PARTS)
     begin = part * blocks * KEYS
     end = tl.minimum(begin + blocks * KEYS, length)
-    keys = cache + row * slot_stride + kv_head * head_stride
-    values = keys + kind_stride
+    own = cache + kv_head * head_stride
+    within = tl.arange(0, KEYS)
+    offset = within[:, None] * head_dim + column[None, :]
     peak = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     summed = tl.zeros([QUERIES, BLOCK], tl.float32)
     for first in range(begin, end, KEYS):
-        place = first + tl.arange(0, KEYS)
-        seen = place < end
+        keys = own + tl.load(pages + row * table_stride + first // KEYS).to(tl.int64) * page_stride
+        seen = first + within < end
         there = seen[:, None] & inside[None, :]
-        offset = place.to(tl.int64)[:, None] * head_dim + column[None, :]
         k = tl.load(keys + offset, mask=there, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, axis=1))
         weights = tl.exp(scores - higher[:, None])
         fade = tl.exp(peak - higher)
-        v = tl.load(values + offset, mask=there, other=0.0)
+        v = tl.load(keys + kind_stride + offset, mask=there, other=0.0)
         total = total * fade + tl.sum(weights, axis=1)
         summed = summed * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         peak = higher

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from headrace.engines.embedded.cache import KeyValueCache
+from headrace.engines.embedded.paged_cache import PagedCache
+from headrace.engines.embedded.pages import pages_for
 from headrace.engines.embedded.runners import triton_kernels as kernels
 from headrace.engines.embedded.runners.fused_weights import FusedShape, RmsNorm
 from headrace.engines.embedded.runners.operations import DecodeAttention, TokenPlaces, Turn
 from headrace.engines.embedded.runners.rope import RotaryTable
 
-_KEYS = 64
-"""That a program of attention looks at together."""
 _LEAST = 16
 """Rows and columns of the smallest product of a tensor core."""
 _MOST_PARTS = 16
@@ -21,10 +21,12 @@ _COLUMNS = 1024
 
 
 class TritonOperations:
-    """Implements `Operations`; matrix products are torch's."""
+    """Implements `Operations` over a cache in pages; matrix products are torch's."""
 
     def __init__(self, shape: FusedShape, rotary: RotaryTable, cache: KeyValueCache, dtype: torch.dtype) -> None:
         """`dtype`: of the weights."""
+        if not isinstance(cache, PagedCache):
+            raise TypeError("the kernels for CUDA devices read keys and values in pages, and this cache has none")
         self._shape = shape
         self._rotary = rotary
         self._cache = cache
@@ -58,13 +60,16 @@ class TritonOperations:
                 places.slots,
                 query,
                 data,
+                cache.table,
                 shape.norm_eps,
                 shape.heads,
                 shape.kv_heads,
                 shape.head_dim,
+                cache.table.stride(0),
                 *data.stride()[:3],
                 NORMED=norm is not None,
                 BLOCK=self._head_block,
+                TOKENS=cache.page_tokens,
             )
             return query
 
@@ -73,7 +78,7 @@ class TritonOperations:
     def attention(self, positions: torch.Tensor, length: int) -> DecodeAttention:
         shape, cache, rows = self._shape, self._cache, len(positions)
         heads, head_dim, group = shape.heads, shape.head_dim, shape.heads // shape.kv_heads
-        parts = parts_of(rows * shape.kv_heads, length)
+        parts = parts_of(rows * shape.kv_heads, pages_for(length, cache.page_tokens))
         sums = torch.empty((rows, heads, parts, head_dim), dtype=torch.float32, device=positions.device)
         peaks, totals = (sums.new_empty(rows, heads, parts) for _ in range(2))
 
@@ -82,6 +87,7 @@ class TritonOperations:
             kernels.attend_part[(rows, shape.kv_heads, parts)](
                 query,
                 data,
+                cache.table,
                 positions,
                 sums,
                 peaks,
@@ -89,10 +95,11 @@ class TritonOperations:
                 head_dim**-0.5,
                 heads,
                 head_dim,
+                cache.table.stride(0),
                 *data.stride()[:3],
                 GROUP=group,
                 QUERIES=_block(group),
-                KEYS=_KEYS,
+                KEYS=cache.page_tokens,
                 BLOCK=self._head_block,
                 PARTS=parts,
                 PRECISION="ieee",  # else float32 would be rounded to 11 bits
@@ -104,9 +111,9 @@ class TritonOperations:
         return attend
 
 
-def parts_of(programs: int, length: int) -> int:
-    """In how many parts keys are looked at, where `programs` would each look at `length` of them; a power of two."""
-    most = min(_MOST_PARTS, -(-length // _KEYS))
+def parts_of(programs: int, pages: int) -> int:
+    """In how many parts keys are looked at, where `programs` would each look at so many pages; a power of two."""
+    most = min(_MOST_PARTS, pages)
     parts = 1
     while 2 * parts <= most and parts * programs < _PROGRAMS:
         parts *= 2
