@@ -151,8 +151,8 @@ def _norm(weight: torch.Tensor, shape: FusedShape) -> RmsNorm:
 
 def _project(weights: Mapping[str, torch.Tensor], *modules: str) -> Projection:
     """The named linear layers side by side."""
-    weight = torch.cat([weights[name + ".weight"] for name in modules])
+    parts = [weights[name + ".weight"] for name in modules]
     bias = torch.cat([weights[name + ".bias"] for name in modules]) if modules[0] + ".bias" in weights else None
-    if choice_for(weight.device, weight.dtype).packed:
-        return PackedProjection(packed(weight), bias)
-    return Projection(weight.t().contiguous(), bias)
+    if choice_for(parts[0].device, parts[0].dtype).packed:  # packing copies
+        return PackedProjection(packed(parts[0] if len(parts) == 1 else torch.cat(parts)), bias)
+    return Projection(torch.cat(parts).t().contiguous(), bias)
