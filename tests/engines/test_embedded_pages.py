@@ -92,6 +92,26 @@ def test_a_cache_reads_what_was_written_whatever_pages_it_is_in() -> None:
             assert torch.equal(found, wanted.transpose(1, 2))
 
 
+def test_pages_that_may_not_be_finite_are_zero_before_others_have_them() -> None:
+    shape = cache_shape(tiny_model("llama").config)
+    cache = PagedCache(shape, CachePlan(2, 128, 0, pages=3), torch.float32, CPU)
+    cache.pages.extend(0, 100)
+    cache.pages.share(0, 1, 64)
+    cache.begin()
+    for layer in cache.layers:
+        layer[:, cache.pages.slots[0]] = torch.nan
+    cache.clear(0, 100)
+    cache.pages.release(0)
+    cache.begin()
+    cache.pages.extend(0, 64)
+    cache.begin()
+    assert torch.isfinite(cache.window(0, 1, 64)[0]).all()
+    assert cache.window(0, 2, 64)[0][1].isnan().all(), "the other one has it yet"
+    cache.pages.release(1)
+    cache.begin()
+    assert all(torch.isfinite(layer).all() for layer in cache.layers)
+
+
 async def answers(plan: CachePlan, wanted: list[Any]) -> tuple[list[Any], int]:
     """Of all at once; and how many gave way."""
     runtime = InlineRuntime()

@@ -233,6 +233,32 @@ def test_a_group_costs_one_prompt_and_a_recomputation_one_prompt_and_the_tails()
     assert len(engine.scheduler.running) == 4
 
 
+def test_what_is_partly_prefilled_gives_its_pages_back_where_it_stops() -> None:
+    engine = PretendEngine(4, 5, pages=20)
+    assert isinstance(engine.memory, PagedMemory)
+    for stop in (engine.abort, lambda long: engine.scheduler.restart_partial()):
+        long = Sequence(request("long", [1] * 40, 10), 64)
+        engine.scheduler.add(long)
+        engine.step()
+        assert engine.scheduler.partial == (0, long)
+        stop(long)
+        engine.memory.check(0)
+
+
+def test_where_pages_run_out_what_is_partly_prefilled_makes_room_first() -> None:
+    """Of 13 pages of 4 tokens, two short sequences grow to 12, while a prompt of 9 is computed."""
+    engine = PretendEngine(4, 2, pages=13)
+    short = [Sequence(request(str(i), [i], 22), 64) for i in range(2)]
+    long = Sequence(request("long", [9] * 33, 2), 64)
+    for one in [*short, long]:
+        engine.scheduler.add(one)
+    while not long.is_finished:
+        engine.step()
+    assert engine.prefilled > 32, "it began again"
+    assert engine.scheduler.gave_way == 0, "nobody who ran"
+    assert all(one.is_finished for one in short)
+
+
 def test_what_waits_for_newer_weights_does_not_hold_up_others() -> None:
     engine = PretendEngine(1, 100)
     engine.scheduler.add(Sequence(request("new", [1, 2], 3, min_version=Version(0, 1)), 64))
