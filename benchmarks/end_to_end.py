@@ -30,7 +30,10 @@ TRL_WARM_UP, TRL_STEPS = 2, 4
 WARM_UP, STEPS, COOL_DOWN, THREADS = 4, 8, 4, 2
 """Batches of ours. A run begins with batches that wait for generation, and ends with batches beside which nothing is
 generated: neither is timed."""
-SIDES, DTYPES = ("headrace", "trl"), ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16")
+OWN = {"headrace": (), "headrace apart": ('trainer.placement="process"', "runtime.threads=1")}
+"""As it comes; and with the trainer in a process of its own, where each side has one thread: neither waits for the
+other's interpreter."""
 EOS_CHANCE = {"even": 0.0, "skewed": 1 / 32}
 
 
@@ -160,19 +163,23 @@ def trl_run(
 
 
 def compare(folder: Path, runs: int, python: str, lengths: str) -> dict[str, Any]:
-    """Rounds in which both sides run in both dtypes, in turn. `best` takes each side's faster dtype."""
-    speeds: dict[str, list[float]] = {f"{side} {dtype}": [] for side in SIDES for dtype in DTYPES}
+    """Rounds in which all run in both dtypes, in turn. `best` takes the fastest of each side."""
+    speeds: dict[str, list[float]] = {f"{side} {dtype}": [] for side in (*OWN, "trl") for dtype in DTYPES}
     mean_lengths, padding = [], []
     for seed in range(runs):
         for dtype in DTYPES:
-            ours = headrace_run(folder, lengths, dtype)
+            for name, overrides in OWN.items():
+                ours = headrace_run(folder, lengths, dtype, *overrides)
+                speeds[f"{name} {dtype}"].append(ours["samples_per_s"])
+                mean_lengths.append(ours["mean_length"])
+                padding.append(1 - ours["nonpad_share"])
             theirs = trl_run(python, folder, lengths, dtype, seed)
-            speeds[f"headrace {dtype}"].append(ours["samples_per_s"])
             speeds[f"trl {dtype}"].append(theirs["samples_per_s"])
-            mean_lengths.append(ours["mean_length"])
-            padding.append(1 - ours["nonpad_share"])
         print(lengths, {name: round(values[-1], 1) for name, values in speeds.items()}, flush=True)
-    best = {side: max((speeds[f"{side} {dtype}"] for dtype in DTYPES), key=statistics.median) for side in SIDES}
+    best = {
+        side: max((rates for name, rates in speeds.items() if name.startswith(side)), key=statistics.median)
+        for side in ("headrace", "trl")
+    }
     return {
         "lengths": lengths,
         "mean_over_longest": statistics.mean(mean_lengths) / MAX_NEW_TOKENS,
