@@ -93,7 +93,7 @@ def test_the_command_of_sglang_has_loopback_ids_alone_and_the_users_own_options(
     args = {
         "chunked-prefill-size": 64,
         "enable_metrics": True,
-        "disable_radix_cache": False,
+        "skip_server_warmup": False,
         "x": {"y": 1},
         "z": [1, 2],
     }
@@ -105,7 +105,7 @@ def test_the_command_of_sglang_has_loopback_ids_alone_and_the_users_own_options(
     assert (option(command, "--max-running-requests"), option(command, "--random-seed")) == ("8", "1")
     assert option(command, "--context-length") == "102", "SGLang leaves 6 tokens of it free"
     assert {"--skip-tokenizer-init", "--incremental-streaming-output", "--enable-metrics"} < set(command)
-    assert "--disable-radix-cache" not in command
+    assert "--skip-server-warmup" not in command, "one of ours is taken back"
     assert (option(command, "--chunked-prefill-size"), option(command, "--x")) == ("64", '{"y": 1}')
     assert command[command.index("--z") + 1 :][:2] == ["1", "2"]
     environment = sglang_command.environment(made, {"PATH": "/bin", "PYTHONPATH": "/mine"}, "/f")
@@ -141,6 +141,12 @@ def test_what_sglang_says_of_how_it_was_launched_is_told_with_its_version(tmp_pa
         ),
         ({"args": {"max-model-len": 7}}, "engine.args.max_model_len is set by engine.max_context; leave it out"),
         ({"args": {"host": "0.0.0.0"}}, "engine.args.host is set by nothing: a launched server listens on loopback"),
+        ({"args": {"no_such": None}}, "engine.args.no_such is null, which is no value of an option; give one, or"),
+        ({"kind": "sglang", "args": {"no-such": None}}, "engine.args.no_such is null"),
+        (
+            {"kind": "sglang", "args": {"no-such": False}},
+            r"engine.args.no_such is false, for which SGLang\S* has no word: .*leave it out, or give no_no_such: true",
+        ),
         ({"python": "/no/such/python"}, "engine.python is '/no/such/python', and there is no interpreter at"),
     ],
 )
