@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controller_jobs import make_job
+from controller_jobs import make_job, make_model
 
 from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.controller.building.server_specs import server_spec
@@ -193,9 +193,11 @@ def test_weights_are_sent_from_loopback_but_to_servers_beyond_it(
         assert ("weights leave 192.0.2.1 by gloo, unencrypted, and whoever reaches" in words) is (transport == "gloo")
 
 
-def attached(folder: Path, kind: str) -> list[str]:
+def attached(folder: Path, kind: str, architecture: str = "qwen3", **changes: Any) -> list[str]:
     """What `check` says of servers."""
-    plan = make_plan(load_config(TrainConfig, make_job(folder, engine__kind=kind, engine__url="http://127.0.0.1:1")))
+    job = make_job(folder, engine__kind=kind, engine__url="http://127.0.0.1:1", **changes)
+    make_model(folder / "model", architecture)
+    plan = make_plan(load_config(TrainConfig, job))
     lines = describe_plan(plan).splitlines()
     return [line.removeprefix("server").strip() for line in lines if line.startswith("server ")]
 
@@ -254,6 +256,21 @@ def test_check_says_what_a_server_does_not_keep_and_what_it_opens(
     opened = said[len(words) :]
     assert all(any(each in line for line in opened) for each in routes)
     assert opened[-1].startswith("sample: ")
+
+
+@pytest.mark.parametrize("kind", INSTALLED)
+def test_check_says_how_much_less_the_swap_check_finds_where_routers_choose_in_bfloat16(
+    tmp_path: Path, kind: str
+) -> None:
+    words = "gross to the swap check is what moves log-probs by more than 0.1 in the mean, and not 0.03 as without"
+
+    def is_said(name: str, architecture: str, **changes: Any) -> bool:
+        return any(words in line for line in attached(tmp_path / name, kind, architecture, **changes))
+
+    assert is_said("experts", "qwen3_moe_wide", model__dtype="bfloat16")
+    assert is_said("engine", "qwen3_moe_wide", engine__dtype="bfloat16")
+    assert not is_said("float32", "qwen3_moe_wide")
+    assert not is_said("dense", "qwen3_wide", model__dtype="bfloat16")
 
 
 @pytest.mark.parametrize("kind", INSTALLED)
