@@ -6,7 +6,7 @@ A server that is attached to has weights of nobody's version, and rests until it
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Generator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from headrace.weights.version import INITIAL
 
 
 @contextmanager
-def plane_of(config: TrainConfig, folder: Path | None) -> Generator[WeightPublisher]:
+def plane_of(config: TrainConfig, folder: Path | None) -> Iterator[WeightPublisher]:
     """By which engines can take version 0; nothing is published yet. Servers that are attached to reach it as they
     reach a trainer's. `folder`: of the run, if there is one. Raises ConfigError where they cannot."""
     if not config.engine.attached:
