@@ -102,9 +102,7 @@ class SglangDialect:
         try:
             await self.resume()
         except ServerRefused as error:
-            raise ConfigError(
-                f"{self.name} {where} has no /continue_generation ({error.status}); {NEWEST}"
-            ) from error
+            raise ConfigError(f"{self.name} {where} has no /continue_generation ({error.status}); {NEWEST}") from error
         await self._require_tells(expected, f"{self.name} {where}")
 
     async def _require_tells(self, expected: Expected, where: str) -> None:
