@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controller_jobs import make_job
+from controller_jobs import make_job, make_model
 
 from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.controller.building.server_specs import server_spec
@@ -93,7 +93,7 @@ def test_the_command_of_sglang_has_loopback_ids_alone_and_the_users_own_options(
     args = {
         "chunked-prefill-size": 64,
         "enable_metrics": True,
-        "disable_radix_cache": False,
+        "skip_server_warmup": False,
         "x": {"y": 1},
         "z": [1, 2],
     }
@@ -105,7 +105,7 @@ def test_the_command_of_sglang_has_loopback_ids_alone_and_the_users_own_options(
     assert (option(command, "--max-running-requests"), option(command, "--random-seed")) == ("8", "1")
     assert option(command, "--context-length") == "102", "SGLang leaves 6 tokens of it free"
     assert {"--skip-tokenizer-init", "--incremental-streaming-output", "--enable-metrics"} < set(command)
-    assert "--disable-radix-cache" not in command
+    assert "--skip-server-warmup" not in command, "one of ours is taken back"
     assert (option(command, "--chunked-prefill-size"), option(command, "--x")) == ("64", '{"y": 1}')
     assert command[command.index("--z") + 1 :][:2] == ["1", "2"]
     environment = sglang_command.environment(made, {"PATH": "/bin", "PYTHONPATH": "/mine"}, "/f")
@@ -141,6 +141,12 @@ def test_what_sglang_says_of_how_it_was_launched_is_told_with_its_version(tmp_pa
         ),
         ({"args": {"max-model-len": 7}}, "engine.args.max_model_len is set by engine.max_context; leave it out"),
         ({"args": {"host": "0.0.0.0"}}, "engine.args.host is set by nothing: a launched server listens on loopback"),
+        ({"args": {"no_such": None}}, "engine.args.no_such is null, which is no value of an option; give one, or"),
+        ({"kind": "sglang", "args": {"no-such": None}}, "engine.args.no_such is null"),
+        (
+            {"kind": "sglang", "args": {"no-such": False}},
+            r"engine.args.no_such is false, for which SGLang\S* has no word: .*leave it out, or give no_no_such: true",
+        ),
         ({"python": "/no/such/python"}, "engine.python is '/no/such/python', and there is no interpreter at"),
     ],
 )
@@ -187,9 +193,11 @@ def test_weights_are_sent_from_loopback_but_to_servers_beyond_it(
         assert ("weights leave 192.0.2.1 by gloo, unencrypted, and whoever reaches" in words) is (transport == "gloo")
 
 
-def attached(folder: Path, kind: str) -> list[str]:
+def attached(folder: Path, kind: str, architecture: str = "qwen3", **changes: Any) -> list[str]:
     """What `check` says of servers."""
-    plan = make_plan(load_config(TrainConfig, make_job(folder, engine__kind=kind, engine__url="http://127.0.0.1:1")))
+    job = make_job(folder, engine__kind=kind, engine__url="http://127.0.0.1:1", **changes)
+    make_model(folder / "model", architecture)
+    plan = make_plan(load_config(TrainConfig, job))
     lines = describe_plan(plan).splitlines()
     return [line.removeprefix("server").strip() for line in lines if line.startswith("server ")]
 
@@ -248,6 +256,21 @@ def test_check_says_what_a_server_does_not_keep_and_what_it_opens(
     opened = said[len(words) :]
     assert all(any(each in line for line in opened) for each in routes)
     assert opened[-1].startswith("sample: ")
+
+
+@pytest.mark.parametrize("kind", INSTALLED)
+def test_check_says_how_much_less_the_swap_check_finds_where_routers_choose_in_bfloat16(
+    tmp_path: Path, kind: str
+) -> None:
+    words = "gross to the swap check is what moves log-probs by more than 0.1 in the mean, and not 0.03 as without"
+
+    def is_said(name: str, architecture: str, **changes: Any) -> bool:
+        return any(words in line for line in attached(tmp_path / name, kind, architecture, **changes))
+
+    assert is_said("experts", "qwen3_moe_wide", model__dtype="bfloat16")
+    assert is_said("engine", "qwen3_moe_wide", engine__dtype="bfloat16")
+    assert not is_said("float32", "qwen3_moe_wide")
+    assert not is_said("dense", "qwen3_wide", model__dtype="bfloat16")
 
 
 @pytest.mark.parametrize("kind", INSTALLED)

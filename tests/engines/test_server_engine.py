@@ -432,6 +432,23 @@ def test_what_a_full_server_has_no_room_for_waits_here() -> None:
     on(test)
 
 
+def test_one_that_does_not_say_how_full_it_is_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    def warnings() -> int:
+        return sum("does not say how full its KV cache is" in record.getMessage() for record in caplog.records)
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        await runtime.clock.sleep(2.5)
+        server.load_is = ServerLoad(0.3, 0, 0)  # it had only just begun
+        await runtime.clock.sleep(2.0)
+        server.load_is = None
+        await runtime.clock.sleep(2.0)
+        assert warnings() == 0
+        await runtime.clock.sleep(10.0)
+        assert warnings() == 1
+
+    on(test)
+
+
 def test_an_aborted_request_ends_and_the_server_is_told() -> None:
     async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
         reading = asyncio.ensure_future(read(engine, request(tokens=40)))

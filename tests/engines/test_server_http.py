@@ -30,7 +30,8 @@ def test_a_stream_that_a_dying_server_refuses_is_gone_and_not_a_fault_of_the_req
         http = ServerHttp(f"http://127.0.0.1:{runner.addresses[0][1]}", runtime.clock)
         await http.open()
         try:
-            with pytest.raises(error, match=f"request r: the server answered {status}: its engine encountered"):
+            words = f"request r: the server answered {status} to POST /generate: its engine encountered"
+            with pytest.raises(error, match=words):
                 async for _ in http.events("/generate", {}, what="request r"):
                     pass
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from headrace.controller.building.server_specs import told_apart
 from headrace.engines.servers.dialect import Expected
 from headrace.engines.servers.http import ServerHttp
 from headrace.engines.servers.sglang import SglangDialect
-from headrace.engines.servers.sglang_told import require_one_copy
+from headrace.engines.servers.sglang_told import require_one_copy, routes
 from headrace.runtime.inline import InlineRuntime
 
 INFO = {
@@ -65,8 +65,13 @@ def met(answers: Mapping[str, Any], expected: Expected) -> str:
     return asyncio.run(run())
 
 
-def answers(info: Mapping[str, Any] = {}, without: str = "", token: Any = TOKEN) -> dict[str, Any]:
+def answers(
+    info: Mapping[str, Any] = {}, without: str = "", token: Any = TOKEN, of_ids: Sequence[float] = ()
+) -> dict[str, Any]:
+    """`of_ids`: log-probs of ids that are asked for."""
     meta = {name: value for name, value in META.items() if name != without} | {"output_token_logprobs": token}
+    if of_ids:
+        meta["output_token_ids_logprobs"] = [[[each, number, None] for number, each in enumerate(of_ids)]]
     return {"/server_info": {**INFO, **info}, "/continue_generation": {}, "/generate": {"meta_info": meta}}
 
 
@@ -87,7 +92,6 @@ def test_one_that_has_all_is_met() -> None:
         (answers(without="weight_versions"), "does not tell which weights sampled a token: it is too old"),
         (answers(without="output_token_sampling_mask"), "does not tell which tokens top-p and top-k keep"),
         (answers({"dtype": "auto"}), "computes in 'auto', and engine.dtype is float32; start it with --dtype float32"),
-        (answers(token=[[-0.5, 3, None]]), "tells log-probs before temperature"),
         (answers({"skip_tokenizer_init": False}), "start it with --skip-tokenizer-init$"),
         (answers({"stream_interval": 8}), "has stream_interval 8, .*start it with --stream-interval 1$"),
         (answers({"max_req_input_len": 62}), "takes 62 tokens, .* or lower that to 63"),
@@ -116,6 +120,50 @@ def test_another_model_is_seen_where_its_folder_can_be_read(tmp_path: Any, confi
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ConfigError, match=f"has another model: {words}"):
         met(answers({"model_path": str(tmp_path)}), expected)
+
+
+WIDE = [[-6.91, 3, None]]
+"""Of a thousand that are equally likely."""
+
+
+@pytest.mark.parametrize(
+    ("token", "of_ids", "words"),
+    [
+        (WIDE, [-6.91, -6.912], r"another model: .* of about 1,002 ids, and that of model\.path has 50; start it with"),
+        (WIDE, [-6.91, -2.0], "tells log-probs before temperature, .*; start it without SGLANG_RETURN_ORIGINAL"),
+        ([[-0.5, 3, None]], [-0.5, -4.0], "tells log-probs before temperature"),
+        (WIDE, [], r"of -6\.91 where 50 ids are equally likely: it has another model, of .* about 1,002 ids, or tells"),
+        ([[-4.2, 3, None]], [-4.2, -4.2], "a vocabulary of about 67 ids"),
+    ],
+)
+def test_another_vocabulary_and_log_probs_before_temperature_are_told_apart(
+    token: Any, of_ids: list[float], words: str
+) -> None:
+    """Where the folder that it was started with cannot be read."""
+    told = answers({"model_path": "/on/another/machine"}, token=token, of_ids=of_ids)
+    with pytest.raises(ConfigError, match=words):
+        met(told, EXPECTED)
+
+
+def test_weights_that_were_never_whole_tell_nothing() -> None:
+    assert met(answers(token=[[float("nan"), 3, None]]), EXPECTED) == "SGLang 0.5.23"
+
+
+def listed(*without: str, by_group: bool) -> dict[str, Any]:
+    """Its list of routes."""
+    of_ours = {path: {how.lower(): {}} for path, how in routes(by_group=by_group).items() if path not in without}
+    return {"/openapi.json": {"paths": {"/server_info": {"get": {}}, **of_ours}}}
+
+
+def test_a_route_that_is_asked_only_later_is_missed_when_it_is_met() -> None:
+    assert met(answers() | listed(by_group=False), EXPECTED) == "SGLang 0.5.23"
+    words = r"SGLang 0\.5\.23 at http://\S+ has no route POST /update_weights_from_disk, .*; start SGLang 0\.5\.23"
+    with pytest.raises(ConfigError, match=words):
+        met(answers() | listed("/update_weights_from_disk", by_group=False), EXPECTED)
+    with pytest.raises(ConfigError, match="has no route POST /pause_generation, "):
+        met(answers() | listed("/pause_generation", by_group=True), EXPECTED)
+    assert "/update_weights_from_disk" not in routes(by_group=True)
+    assert "/begin_weight_update" in routes(by_group=True)
 
 
 def test_weights_by_gloo_go_to_each_process_with_a_part_of_the_one_copy() -> None:

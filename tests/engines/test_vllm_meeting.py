@@ -14,7 +14,7 @@ from headrace.engines.protocol import GenerateRequest, RequestError, SamplingPar
 from headrace.engines.servers.dialect import Expected
 from headrace.engines.servers.http import ServerGone, ServerRefused
 from headrace.engines.servers.vllm import VllmDialect
-from headrace.engines.servers.vllm_told import WIRE
+from headrace.engines.servers.vllm_told import ROUTES, WIRE
 from headrace.weights.plane import Manifest, WeightError, WeightOffer
 from headrace.weights.version import Version
 
@@ -50,11 +50,12 @@ class Told:
         if path == GENERATE and body == {}:
             answer = self.answers.get("no request", 422)
         if isinstance(answer, int):
-            raise ServerRefused(path, answer, "")
+            raise ServerRefused("it", f"{method} {path}", answer, "")
         return answer
 
 
 GENERATE = "/inference/v1/generate"
+LIST = "/openapi.json"
 LOADING = ("/start_weight_update", "/update_weights", "/finish_weight_update")
 
 
@@ -65,6 +66,7 @@ def server(told: dict[str, Any], **answers: Any) -> Told:
             "/version": {"version": "0.32.0"},
             "/collective_rpc": {"results": [{**TOLD, **told}]},
             "/is_paused": {"is_paused": False},
+            "/metrics": "",
             GENERATE: {"choices": [CHOICE]},
             **answers,
         }
@@ -129,11 +131,40 @@ def without_top() -> dict[str, Any]:
         (GENERATE, {"choices": [{**CHOICE, "logprobs": None}]}, "does not tell the log-prob of a token"),
         (GENERATE, {"choices": [without_top()]}, "does not tell the 5 likeliest ids with a token"),
         (GENERATE, 500, "does not give a first token"),
+        ("/is_paused", 404, r"does not answer GET /is_paused \(404\); start vLLM 0\.32 or newer"),
+        ("/metrics", 404, r"does not answer GET /metrics \(404\); start vLLM 0\.32 or newer"),
     ],
 )
 def test_what_a_server_lacks_is_named(path: str, answer: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         meet(server({}, **{path: answer}))
+
+
+def listed(*without: str) -> dict[str, Any]:
+    """Its list of routes."""
+    of_ours = {path: {method.lower(): {}} for path, method in ROUTES.items() if path not in without}
+    return {"paths": {"/version": {"get": {}}, "/v1/models": {"get": {}}, **of_ours}}
+
+
+def test_a_route_that_is_asked_only_later_is_missed_when_it_is_met() -> None:
+    meet(server({}, **{LIST: listed()}))
+    http = server({}, **{LIST: listed("/pause", "/weight_info")})
+    with pytest.raises(
+        ConfigError,
+        match=r"vLLM 0\.32\.0 at http://here has no route POST /pause, GET /weight_info, .*; start vLLM 0\.32",
+    ):
+        meet(http)
+    assert {path for path, body in http.asked if body} == {"/collective_rpc"}, "nothing is done there"
+    other = listed()
+    other["paths"]["/pause"] = {"get": {}}
+    with pytest.raises(ConfigError, match="has no route POST /pause, which"):
+        meet(server({}, **{LIST: other}))
+
+
+@pytest.mark.parametrize("told", [500, "no list", {"paths": []}, {"paths": {"/pause": {"post": {}}}}, {}])
+def test_where_there_is_no_list_of_its_own_it_is_met_as_it_is(told: Any) -> None:
+    """A proxy may have another one."""
+    meet(server({}, **{LIST: told}))
 
 
 def test_an_answer_that_does_not_say_which_weights_sampled_it_is_none() -> None:

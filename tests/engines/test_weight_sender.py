@@ -216,7 +216,7 @@ def test_once_sending_is_given_up_who_waits_for_it_is_told(tmp_path: Path) -> No
             before = time.monotonic()
 
             async def refuses() -> None:
-                raise ServerRefused("v1 to be loaded", 400, "no")
+                raise ServerRefused("v1 to be loaded", "POST /load", 400, "no")
 
             with pytest.raises(ServerRefused):
                 await sender.during(refuses(), asyncio.sleep(SOON_S))
@@ -287,10 +287,9 @@ def test_what_the_server_says_is_told_rather_than_that_sending_ended(tmp_path: P
     async def run(answer: Exception, sending: Exception, after_s: float) -> None:
         await sender.during(ends(answer, after_s), ends(sending))
 
-    closed, no = WeightError("Connection closed by peer"), ServerRefused("v1 to be loaded", 500, "no such tensor")
-    with pytest.raises(
-        WeightError, match="Connection closed by peer; v1 to be loaded: the server answered 500: no such"
-    ):
+    closed = WeightError("Connection closed by peer")
+    no = ServerRefused("v1 to be loaded", "POST /load", 500, "no such tensor")
+    with pytest.raises(WeightError, match="by peer; v1 to be loaded: the server answered 500 to POST /load: no such"):
         asyncio.run(run(no, closed, 0.01))
     with pytest.raises(ServerGone, match="it is dead"):
         asyncio.run(run(ServerGone("it is dead"), closed, 0.01))

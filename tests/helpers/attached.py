@@ -35,3 +35,10 @@ async def require_attached(
     with pytest.raises(WorkerError, match=r"ConfigError: .* has another model: its vocab_size is 512"):
         async with serving(other):
             pass
+
+
+async def require_lists_routes(worker: ServerEngineWorker, needed: set[str]) -> None:
+    """By which it is seen, when a server is met, that it lacks one."""
+    assert worker._http is not None
+    told = await worker._http.call("GET", "/openapi.json", what="its routes", seconds=60.0)
+    assert needed <= set(told["paths"])

@@ -53,6 +53,16 @@ def until_batch(run: Path, batch: int, process: Run) -> None:
     pytest.fail(f"batch {batch} did not come: {process.communicate()[0][-2000:] if process.poll() is not None else ''}")
 
 
+def until_event(run: Path, kind: str, process: Run) -> None:
+    end = time.monotonic() + _WAIT_S
+    while time.monotonic() < end and process.poll() is None:
+        with RunReader(run) as reader:
+            if any(event.kind == kind for event in reader.events.read()):
+                return
+        time.sleep(0.2)
+    pytest.fail(f"there was no {kind}: {process.communicate()[0][-2000:] if process.poll() is not None else ''}")
+
+
 def below(process: Run) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 

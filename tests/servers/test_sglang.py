@@ -8,7 +8,7 @@ from pathlib import Path
 
 import conforming
 import pytest
-from attached import require_attached
+from attached import require_attached, require_lists_routes
 from sglang_server import needs_sglang, require_holds_what_is_published, spec
 from vllm_server import core_of, serving
 
@@ -16,6 +16,9 @@ from headrace.config.errors import ConfigError
 from headrace.engines.conformance import CHECKS, a_death_is_told
 from headrace.engines.protocol import SwapMode
 from headrace.engines.servers.dialect import Expected
+from headrace.engines.servers.sglang import SglangDialect
+from headrace.engines.servers.sglang_told import routes
+from headrace.roles.workers.server_engine import ServerEngineWorker
 from headrace.runtime.workers import WorkerError
 from headrace.weights.disk import DiskPublisher
 from headrace.weights.shm import ShmPublisher
@@ -50,12 +53,25 @@ def test_it_conforms(tmp_path: Path) -> None:
             ):
                 with pytest.raises(ConfigError, match=words):
                     await worker.engine.dialect.meet(expected)
+            await require_vocabulary_is_told(worker)
+            await require_lists_routes(worker, {"/server_info", *routes(by_group=False), *routes(by_group=True)})
             await require_attached(worker, launched_as, on_disk)
             await worker.engine.update(on_disk("a", False), SwapMode.RECOMPUTE)
             subject.held[worker.engine.version] = "a"
             await a_death_is_told(subject, core_of(worker).kill)
 
     asyncio.run(run())
+
+
+async def require_vocabulary_is_told(worker: ServerEngineWorker) -> None:
+    """By log-probs alone, as where the server's folder is on another machine."""
+    http = worker._http
+    assert http is not None
+    other = SglangDialect(http, 2 * conforming.VOCAB, worker._services)
+    with pytest.raises(
+        ConfigError, match=r"log-probs are of a vocabulary of about 51\d ids, and .* has 1,024; start it"
+    ):
+        await other.meet(Expected({}, conforming.CONTEXT, "float32"))
 
 
 def test_an_option_that_it_does_not_know_is_refused_by_name(tmp_path: Path) -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import conforming
 import pytest
-from attached import require_attached
+from attached import require_attached, require_lists_routes
 from vllm_server import core_of, needs_vllm, serving, spec
 
 from headrace.config.errors import ConfigError
 from headrace.engines.conformance import CHECKS, Subject, a_death_is_told, nothing_is_found_of_old_weights
 from headrace.engines.protocol import SwapMode
 from headrace.engines.servers.dialect import Expected
+from headrace.engines.servers.vllm_told import ROUTES
 from headrace.roles.workers.server_engine import ServerEngineWorker
 from headrace.runtime.workers import WorkerError
 from headrace.weights.disk import TENSORS, DiskPublisher
@@ -48,6 +49,7 @@ def test_it_conforms(tmp_path: Path) -> None:
             ):
                 with pytest.raises(ConfigError, match=words):
                     await worker.engine.dialect.meet(expected)
+            await require_lists_routes(worker, {"/version", *ROUTES})
             await require_taken_from_disk(worker, publish, subject, tmp_path / "disk")
             await require_attached(worker, launched_as, publish)
             await worker.engine.update(publish("a", False), SwapMode.RECOMPUTE)

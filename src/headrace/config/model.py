@@ -173,6 +173,11 @@ class PolicyEngineConfig(EngineConfig, EngineSection):
         return any(section.is_server for section in self.sections)
 
     @property
+    def attached(self) -> bool:
+        """Whether some are servers that run already."""
+        return any(section.urls for section in self.sections)
+
+    @property
     def apart(self) -> bool:
         """Whether they compute in processes of their own."""
         return self.process or self.has_server

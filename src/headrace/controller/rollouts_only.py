@@ -7,10 +7,12 @@ a restore goes on with the next one. What a batch is, and what is dropped, is as
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal
 
 from headrace.controller.building.engine_workers import load_engines, load_judges
+from headrace.controller.building.first_version import plane_of
 from headrace.controller.building.groundwork import Groundwork, filter_role, lay_groundwork, rollout_role
 from headrace.controller.building.judge_engines import asker, returns_of, serving, stop_engine
 from headrace.controller.building.reward_model import load_model_reward
@@ -37,7 +39,7 @@ from headrace.runtime.collection import rare_collections
 from headrace.runtime.protocol import Runtime
 from headrace.store import Restored, RunStore
 from headrace.viewer.terminal.showing import View
-from headrace.weights.in_process import MemoryPublisher
+from headrace.weights.plane import WeightPublisher
 from headrace.weights.version import INITIAL, Lineage, Version
 
 
@@ -53,11 +55,12 @@ async def record_rollouts(
 ) -> Literal["finished", "stopped"]:
     """Build the run on its record, and see it to its end."""
     begun = INITIAL if restored is None else Version(restored.branch, restored.number)
-    plane = MemoryPublisher()
-    engines, judges = await load_engines(plan, runtime, folder, plane=plane), await load_judges(plan, runtime)
-    scores = await load_model_reward(plan, runtime)
-    lineage = Lineage(begun.branch, store.checkpoints.lineage())
-    async with rewards(plan, folder, runtime, asker(plan, engines, judges, runtime)) as pool:
+    async with AsyncExitStack() as stack:
+        plane = stack.enter_context(plane_of(plan.config, folder))
+        engines, judges = await load_engines(plan, runtime, folder, plane=plane), await load_judges(plan, runtime)
+        scores = await load_model_reward(plan, runtime)
+        lineage = Lineage(begun.branch, store.checkpoints.lineage())
+        pool = await stack.enter_async_context(rewards(plan, folder, runtime, asker(plan, engines, judges, runtime)))
         await engines.start(lineage, plane.receiver())
         hands = None
         try:
@@ -117,7 +120,7 @@ def _recording(plan: Plan, store: RunStore, base: Groundwork, lineage: Lineage) 
     return RecordingRole(base.context, loader, lineage, after_batch)
 
 
-def _keepers(base: Groundwork, engines: EnginePool, judges: Sequence[EnginePool], plane: MemoryPublisher) -> list[Role]:
+def _keepers(base: Groundwork, engines: EnginePool, judges: Sequence[EnginePool], plane: WeightPublisher) -> list[Role]:
     """Who brings back engines that died."""
     engines.events.tell_to(base.recorder.event)
     engines.changed.listen(base.flow.changed.notify)

@@ -7,7 +7,7 @@ apart: a tensor that was lost, mixed up, left as it was, or converted wrongly. I
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -54,8 +54,7 @@ class SwapCheck:
         """What is wrong with log-probs [S, T - 1] that somebody else computed in `dtype`: None if their mean absolute
         difference is within the bound of the coarser of the two. A rounding of logits weighs more where they are
         divided by a temperature below 1."""
-        coarse = _COARSE_CHOICES if self.routers_choose else _COARSE
-        bound = max(_BOUNDS.get(self.dtype, coarse), _BOUNDS.get(dtype, coarse)) / min(self.temperature, 1.0)
+        bound = bound_in((self.dtype, dtype), routers_choose=self.routers_choose) / min(self.temperature, 1.0)
         with np.errstate(invalid="ignore"):
             each = np.abs(found.astype(np.float64) - self.logprobs)
         each[(found == self.logprobs) | (np.isnan(found) & np.isnan(self.logprobs))] = 0.0
@@ -66,6 +65,13 @@ class SwapCheck:
             f"it gives {self.logprobs.size} tokens log-probs that are {apart:.3g} from the trainer's in the mean, and "
             f"{bound:g} is the bound in {dtype if _BOUNDS.get(dtype) is None else self.dtype}"
         )
+
+
+def bound_in(dtypes: Iterable[str], *, routers_choose: bool) -> float:
+    """Of the mean absolute difference of log-probs at temperature 1, in nats, where both sides compute in one of
+    `dtypes`. `routers_choose`: see `SwapCheck`."""
+    coarse = _COARSE_CHOICES if routers_choose else _COARSE
+    return max(_BOUNDS.get(dtype, coarse) for dtype in dtypes)
 
 
 def check_tokens(vocabulary: int, longest: int = SHORT) -> NDArray[np.int32]:

@@ -7,10 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from headrace.config import ConfigError, EngineConfig, TrainConfig
 from headrace.config.model import EngineSection
+from headrace.controller.building.first_version import publish_first
 from headrace.controller.building.processors import silence_of, threads_of_worker
 from headrace.controller.building.server_specs import server_spec
 from headrace.controller.planning.judges import own_judges
@@ -20,7 +19,7 @@ from headrace.engines.embedded.cache_plan import CachePlan
 from headrace.engines.pool import EnginePool, started
 from headrace.engines.protocol import Engine, EngineError
 from headrace.engines.remote import RemoteEngine
-from headrace.models.loading import load_causal_lm, resolve_device
+from headrace.models.loading import resolve_device
 from headrace.roles.actors.actor import TRAINER_LANE
 from headrace.roles.workers.engine import EngineSpec, EngineWorker, JudgeEngineWorker, LentEngineWorker
 from headrace.roles.workers.engine_host import EngineHost
@@ -30,7 +29,6 @@ from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
 from headrace.runtime.workers import Handle, Placement, WorkerError, WorkerLost, Workers
 from headrace.weights.plane import WeightPublisher, WeightReceiver
-from headrace.weights.version import INITIAL
 
 T = TypeVar("T")
 
@@ -44,12 +42,13 @@ async def load_engines(
     plan: Plan, runtime: Runtime, folder: Path | None, *, returns: bool = True, plane: WeightPublisher | None = None
 ) -> EnginePool:
     """The policy's engines, each with weights of its own, not started. `folder`: of the run, for what servers print.
-    `returns`: one that died comes back, where weights are published. `plane`: has them as version 0, where no trainer
-    publishes it and they are needed again. Raises ConfigError, EngineError, WaitTimeout."""
+    `returns`: one that died comes back, where weights are published. `plane`: where no trainer publishes version 0, has
+    it if an engine is to take it: one that is attached, or that comes back. Raises ConfigError, EngineError,
+    WeightError, WaitTimeout."""
     config = plan.config
-    process = config.engine.apart
-    if plane is not None and not process:
-        await runtime.compute(TRAINER_LANE, _publish, plan, plane)
+    process, attached = config.engine.apart, config.engine.attached
+    if plane is not None and (attached or (returns and not process)):
+        await runtime.compute(TRAINER_LANE, publish_first, plan, plane)
     asked = _Asked(runtime)
     for section in config.engine.sections:
         kind, specs = _specs(plan, section, len(asked.places), folder, returns)
@@ -58,7 +57,6 @@ async def load_engines(
         _, (spec, *_) = _specs(plan, config.engine, 0, folder, returns)
         specs = [spec] * config.engine.lent
         asked.take(await _started(LentEngineWorker, specs, runtime, _where(config, "lent")))
-    attached = any(section.urls for section in config.engine.sections)
     pool = asked.pool(
         revive=_Revive(asked, anew=process, attached=attached) if returns else None,
         return_deadline_s=config.engine.return_deadline_s,
@@ -161,13 +159,6 @@ async def _made(making: Awaitable[T]) -> T:
         raise (ConfigError if error.type == ConfigError.__name__ else EngineError)(error.text) from error
     except WorkerLost as error:
         raise EngineError(str(error)) from error
-
-
-def _publish(plan: Plan, plane: WeightPublisher) -> None:
-    """Version 0. Blocking."""
-    dtype = getattr(torch, plan.config.engine.dtype or plan.config.model.dtype)
-    model = load_causal_lm(plan.weights, dtype=dtype, device="cpu")
-    plane.publish(INITIAL, ((name, parameter.detach()) for name, parameter in model.named_parameters()))
 
 
 class _Asked:

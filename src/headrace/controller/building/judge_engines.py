@@ -18,6 +18,7 @@ from headrace.roles.context import RoleContext
 from headrace.roles.engine_return import EngineReturnRole
 from headrace.runtime.patience import StandStill
 from headrace.runtime.protocol import Clock, Services, WaitTimeout
+from headrace.weights.plane import WeightReceiver
 
 _STOPPING_S = 10.0
 
@@ -77,11 +78,13 @@ def returns_of(judges: Sequence[EnginePool], context: RoleContext, recorder: Rec
 
 
 @asynccontextmanager
-async def serving(engines: Mapping[str, EnginePool], clock: Clock) -> AsyncGenerator[None]:
-    """The engines, started one after another, and stopped at the end."""
+async def serving(
+    engines: Mapping[str, EnginePool], clock: Clock, receiver: WeightReceiver | None = None
+) -> AsyncGenerator[None]:
+    """The engines, started one after another, and stopped at the end. `receiver`: see `EnginePool.start`."""
     async with AsyncExitStack() as stack:
         for engine in engines.values():
-            await engine.start()
+            await engine.start(receiver=receiver)
             stack.push_async_callback(stop_engine, engine, clock)
         yield
 

@@ -36,7 +36,9 @@ async def policy_group(
         trained * config.algorithm.steps_per_batch,
         plan.records_entropy,
         transport,
-        str(in_memory("weights") if transport in IN_MEMORY and in_memory is not None else folder / "weights"),
+        str(
+            in_memory("weights") if transport in IN_MEMORY and in_memory is not None else folder.absolute() / "weights"
+        ),
         aside=str(in_memory("reference")) if needs_aside and in_memory is not None else None,
     )
     return await _group(TrainerWorker, spec, runtime, config, config.trainer)

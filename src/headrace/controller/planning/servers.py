@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headrace.config import TrainConfig
 from headrace.controller.planning.plan import Plan
+from headrace.models.experts import experts_per_token
+from headrace.models.loading import read_model_config
+from headrace.weights.swap_check import bound_in
 
 _KEPT_BY = {
     "vllm": (
@@ -124,6 +128,7 @@ def describe_servers(plan: Plan) -> list[str]:
     lines = [
         "two runs of one config differ: its noise is its own, and depends on what ran beside a request",
         *(line for kind in kinds for line in _KEPT_BY[kind]),
+        *_coarse_check(plan.config),
     ]
     attached = dict.fromkeys(section.kind for section in engine.sections if section.urls)
     for kind in attached:
@@ -135,3 +140,17 @@ def describe_servers(plan: Plan) -> list[str]:
             "can take part: see the weights, or give a server others; keep them to a network of this run's machines"
         )
     return [f"server    {line}" for line in lines]
+
+
+def _coarse_check(config: TrainConfig) -> list[str]:
+    """Where routers choose by roundings, how gross the faults are that the swap check finds."""
+    dtypes = (config.model.dtype, config.engine.dtype or config.model.dtype)
+    if not experts_per_token(read_model_config(config.model.path)):
+        return []
+    bound, dense = (bound_in(dtypes, routers_choose=choose) for choose in (True, False))
+    if bound == dense:
+        return []
+    return [
+        "the model has routers, which choose other experts by a rounding of bfloat16: gross to the swap check is what "
+        f"moves log-probs by more than {bound:g} in the mean, and not {dense:g} as without"
+    ]

@@ -25,8 +25,9 @@ class ServerGone(EngineError):
 class ServerRefused(EngineError):
     """It answered, and not with what was asked for."""
 
-    def __init__(self, what: str, status: int, text: str) -> None:
-        super().__init__(f"{what}: the server answered {status}: {text[:_MOST_WORDS]}")
+    def __init__(self, what: str, route: str, status: int, text: str) -> None:
+        """`route`: method and path, as `POST /pause`."""
+        super().__init__(f"{what}: the server answered {status} to {route}: {text[:_MOST_WORDS]}")
         self.status = status
         self.text = text
 
@@ -106,7 +107,7 @@ class ServerHttp:
         async with session.request(method, self.url + path, json=body, params=query, allow_redirects=False) as answer:
             text = await answer.text()
             if answer.status >= 300:
-                raise ServerRefused(what, answer.status, text)
+                raise ServerRefused(what, f"{method} {path}", answer.status, text)
             try:
                 return json.loads(text)
             except ValueError:
@@ -120,7 +121,7 @@ class ServerHttp:
         try:
             async with self._streams.post(self.url + path, json=body, allow_redirects=False) as answer:
                 if answer.status >= 300:
-                    refused = ServerRefused(what, answer.status, await answer.text())
+                    refused = ServerRefused(what, f"POST {path}", answer.status, await answer.text())
                     raise ServerGone(str(refused)) if answer.status >= 500 else refused
                 left = b""
                 while part := await answer.content.readany():

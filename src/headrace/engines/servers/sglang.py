@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator, Iterable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,20 @@ from headrace.config.errors import ConfigError
 from headrace.engines.protocol import EngineError, GenerateRequest, RequestError, SwapMode
 from headrace.engines.servers.dialect import Expected, Piece
 from headrace.engines.servers.http import ServerGone, ServerHttp, ServerRefused
+from headrace.engines.servers.routes import require_routes
 from headrace.engines.servers.sglang_answer import SglangAnswer, body_of, server_id
 from headrace.engines.servers.sglang_group import SglangGroup
-from headrace.engines.servers.sglang_told import PROBE_TEMPERATURE, require_answers, require_fits, require_one_copy
+from headrace.engines.servers.sglang_told import (
+    NEWEST,
+    PROBE_IDS,
+    PROBE_TEMPERATURE,
+    is_of_vocabulary,
+    not_of_vocabulary,
+    require_answers,
+    require_fits,
+    require_one_copy,
+    routes,
+)
 from headrace.engines.servers.weight_sender import WeightSender
 from headrace.engines.servers.window import ServerLoad
 from headrace.runtime.protocol import Services
@@ -77,32 +89,48 @@ class SglangDialect:
             if error.status != _NOT_FOUND:
                 raise
             raise ConfigError(
-                f"the server {where} has no /server_info: it is no SGLang, or one that is too old; start SGLang 0.5.23"
+                f"the server {where} has no /server_info: it is no SGLang, or one that is too old; {NEWEST}"
             ) from error
         self.name = f"SGLang {info.get('version', 'of an unknown version')}"
         require_fits(info, expected, f"{self.name} {where}")
         if self._group is not None:
             self._ranks = require_one_copy(info, f"{self.name} {where}")
+        needed = routes(by_group=self._group is not None)
+        await require_routes(self._http, needed, answered="/server_info", where=f"{self.name} {where}", mend=NEWEST)
         self._overlaps = not info.get("disable_overlap_schedule", False)
         self._prefers = bool(info.get("enable_priority_scheduling", False))
         try:
             await self.resume()
         except ServerRefused as error:
-            raise ConfigError(
-                f"{self.name} {where} has no /continue_generation ({error.status}); start SGLang 0.5.23"
-            ) from error
+            raise ConfigError(f"{self.name} {where} has no /continue_generation ({error.status}); {NEWEST}") from error
+        await self._require_tells(expected, f"{self.name} {where}")
+
+    async def _require_tells(self, expected: Expected, where: str) -> None:
+        """By a first token. Raises ConfigError."""
+        try:
+            told = await self._first_token()
+        except ServerRefused as error:
+            raise ConfigError(f"{where} does not give a first token: {error}") from error
+        require_answers(told, expected, where)
+        if is_of_vocabulary(told, self._vocab_size):
+            return
+        of_ids = None
+        with suppress(ServerRefused):
+            of_ids = await self._first_token(token_ids_logprob=[*range(min(PROBE_IDS, self._vocab_size))])
+        raise ConfigError(not_of_vocabulary(told, of_ids, self._vocab_size, where))
+
+    async def _first_token(self, **asked: Any) -> Any:
+        """Of two that are kept, where all ids are equally likely."""
+        sampling = {"max_new_tokens": 1, "temperature": PROBE_TEMPERATURE, "top_k": 2, "ignore_eos": True}
         body = {
             "rid": "meet",
             "input_ids": [0],
             "return_logprob": True,
             "return_sampling_mask": True,
-            "sampling_params": {"max_new_tokens": 1, "temperature": PROBE_TEMPERATURE, "top_k": 2, "ignore_eos": True},
+            "sampling_params": sampling,
+            **asked,
         }
-        try:
-            told = await self._http.call("POST", "/generate", body, what="a first token", seconds=_CALL_S)
-        except ServerRefused as error:
-            raise ConfigError(f"{self.name} {where} does not give a first token: {error}") from error
-        require_answers(told, expected, self._vocab_size, f"{self.name} {where}")
+        return await self._http.call("POST", "/generate", body, what="a first token", seconds=_CALL_S)
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[Piece]:
         """See `Dialect.stream`. Raises RequestError for what the server says is a bad request."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from headrace.engines.servers.launch import ServerLaunch, server_environment
-from headrace.engines.servers.user_options import flags, title, user_options
+from headrace.engines.servers.user_options import check_switches, flags, title, user_options
 
 MODULE, CPU_MODULE = "sglang.launch_server", "headrace_sglang_cpu.server"
 CPU_PLUGIN = "headrace-sglang-cpu"
@@ -73,6 +73,7 @@ def command(launch: ServerLaunch, port: int) -> list[str]:
             "sleep_on_idle": True,
             "chunked_prefill_size": _CHUNK,
         }
+    check_switches(given, own, _title(launch))
     return [
         launch.python,
         "-m",

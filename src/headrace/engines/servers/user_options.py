@@ -13,13 +13,26 @@ from headrace.engines.servers.launch import ServerLaunch
 def user_options(launch: ServerLaunch, ours: Mapping[str, str]) -> dict[str, object]:
     """By the server's names. `ours`: those that are not to be given, and what sets them. Raises ConfigError."""
     given = {name.replace("-", "_"): value for name, value in launch.args.items()}
-    for name in given:
+    for name, value in given.items():
+        if value is None:
+            raise ConfigError(f"engine.args.{name} is null, which is no value of an option; give one, or leave it out")
         if name in ours:
             raise ConfigError(f"engine.args.{name} is set by {ours[name]}; leave it out")
         for full in ours:
             if full.startswith(name):  # which the server would take for it
                 raise ConfigError(f"engine.args.{name} is short for {full}, which is set by {ours[full]}; leave it out")
     return given
+
+
+def check_switches(given: Mapping[str, object], own: Mapping[str, object], server: str) -> None:
+    """Of a server with switches that are given or left out: one that is False says nothing to it, unless it takes back
+    one of Headrace's `own`, and a name that it does not know would pass. Raises ConfigError."""
+    for name, value in given.items():
+        if value is False and name not in own:
+            raise ConfigError(
+                f"engine.args.{name} is false, for which {server} has no word: its switches are off unless they are "
+                f"given; leave it out, or give no_{name}: true if it has that"
+            )
 
 
 def title(launch: ServerLaunch, name: str, *distributions: str) -> str:

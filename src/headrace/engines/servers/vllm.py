@@ -16,10 +16,12 @@ from headrace.config.errors import ConfigError
 from headrace.engines.protocol import FinishReason, GenerateRequest, RequestError, SamplingParams, SwapMode
 from headrace.engines.servers.dialect import Expected, Piece, Span
 from headrace.engines.servers.http import ServerGone, ServerHttp, ServerRefused
+from headrace.engines.servers.routes import require_routes
 from headrace.engines.servers.vllm_command import TIES
 from headrace.engines.servers.vllm_told import (
     NEWEST,
     PLUGIN,
+    ROUTES,
     ids_asked_for,
     require_answers,
     require_fits,
@@ -90,6 +92,8 @@ class VllmDialect:
             require_fits(each, expected, self._vocab_size, f"{self.name} at {self._http.url}")
             self._ranks = each["ranks"]
         await self._require_takes_ids()
+        where = f"{self.name} at {self._http.url}"
+        await require_routes(self._http, ROUTES, answered="/version", where=where, mend=NEWEST)
         await self._require_tells(expected)
 
     async def _version(self) -> str:
@@ -126,8 +130,9 @@ class VllmDialect:
         """By a first token. One that is paused holds it, and perhaps has weights that were never whole: by these it
         would end. Of it the first answer tells. Raises ConfigError."""
         where = f"{self.name} at {self._http.url}"
-        state = await self._http.call("GET", "/is_paused", what="whether it is paused", seconds=_CALL_S)
-        if state.get("is_paused"):
+        await self._of_route("/metrics")  # which its list does not name
+        state = await self._of_route("/is_paused")
+        if isinstance(state, dict) and state.get("is_paused"):
             return
         top_k = min(expected.most_kept, self._vocab_size) if expected.truncates else 0
         sampling = SamplingParams(max_new_tokens=1, top_k=top_k)
@@ -140,6 +145,16 @@ class VllmDialect:
         except ServerRefused as error:
             raise ConfigError(f"{where} does not give a first token: {error}") from error
         require_answers(answer, top_k, where)
+
+    async def _of_route(self, path: str) -> Any:
+        """What one that it has to have is answered by. Raises ConfigError."""
+        try:
+            return await self._http.call("GET", path, what=f"its {path}", seconds=_CALL_S)
+        except ServerRefused as error:
+            if error.status not in _CLOSED:
+                raise
+            where = f"{self.name} at {self._http.url}"
+            raise ConfigError(f"{where} does not answer GET {path} ({error.status}); {NEWEST}") from error
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[Piece]:
         """See `Dialect.stream`. Raises RequestError for what the server says is a bad request."""

@@ -15,6 +15,19 @@ WIRE = 6
 """The number of what is said to the plugin."""
 PLUGIN = "headrace-vllm"
 NEWEST = "start vLLM 0.32 or newer"
+ROUTES = {
+    "/inference/v1/generate": "POST",
+    "/abort_requests": "POST",
+    "/is_paused": "GET",
+    "/pause": "POST",
+    "/resume": "POST",
+    "/start_weight_update": "POST",
+    "/update_weights": "POST",
+    "/finish_weight_update": "POST",
+    "/weight_info": "GET",
+    "/collective_rpc": "POST",
+}
+"""That it is asked by once it has been met."""
 
 
 def ids_asked_for(top_k: int, vocab_size: int) -> int:
