@@ -62,8 +62,8 @@ TOTALS = (
         "seconds, by who",
         "In which each that has a device computed: an engine (`engine 0`), the trainer, the critic; a model that "
         "scores (`reference`, `proximal`, `teacher`, `reward`), the engine of a judge, and each rank of a model in "
-        "several (`trainer/1`). Of models that score and of ranks it is the time with a call at work there; a rank that "
-        "waits for another within a pass is at work.",
+        "several (`trainer/1`). Of models that score and of ranks it is the time with a call at work there; a rank "
+        "that waits for another within a pass is at work.",
     ),
     Metric("lent_s", "seconds", "In which the trainer's devices were lent to engines (`engine.lent`)."),
     Metric(
