@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from controller_jobs import make_job, make_model
+from controller_jobs import make_job, make_reward_model
 from judge_models import make_judge
 from rollout_worker_code import SOURCE
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from headrace.cli.main import main
 from headrace.store import RunReader
@@ -48,8 +48,8 @@ def train(job: Path, folder: Path, *arguments: str) -> None:
     assert main(["train", str(job), *arguments, "--dir", str(folder), "--plain"]) == 0
 
 
-def finished(folder: Path, *workers: str, batches: int = 4) -> None:
-    """The run has finished, the law holds in it, and these workers had processes."""
+def finished(folder: Path, *workers: str, batches: int = 4) -> set[str]:
+    """The run has finished, the law holds in it, and these workers had processes. Returns who was busy in it."""
     with RunReader(folder) as reader:
         assert reader.status().name == "finished"
         reader.counts().check()
@@ -58,6 +58,9 @@ def finished(folder: Path, *workers: str, batches: int = 4) -> None:
         assert lost == []
     logs = {path.stem for path in (folder / "logs").glob("*-[0-9].log")}
     assert logs == {worker.replace("/", "-") for worker in workers}
+    busy = json.loads((folder / "summary.json").read_text())["time"]["busy"]
+    assert all(0 < share <= 1 for share in busy.values()), busy
+    return {*busy}
 
 
 def test_grpo(tmp_path: Path) -> None:
@@ -69,14 +72,12 @@ def test_grpo(tmp_path: Path) -> None:
 def test_ppo_with_critic_and_reference_and_two_engines(tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", trainer__batches=4, **EVERY, **PPO, engine__replicas=2)
     train(job, tmp_path / "run")
-    finished(tmp_path / "run", *WORKERS, "critic/0", "proximal/0", "engine/1")
+    busy = finished(tmp_path / "run", *WORKERS, "critic/0", "proximal/0", "engine/1")
+    assert busy == {"engine 0", "engine 1", "trainer", "critic", "reference", "proximal"}
 
 
 def test_functions_of_the_users_own_and_a_reward_model(tmp_path: Path) -> None:
-    base = make_model(tmp_path / "base")
-    config = AutoConfig.from_pretrained(base, num_labels=1)
-    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "rm")
-    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "rm")
+    make_reward_model(tmp_path / "rm")
     (tmp_path / "mine.py").write_text(SOURCE)
     (tmp_path / "stages.py").write_text(STAGES)
     stage = {"name": "bonus", "function": f"{tmp_path}/stages.py:bonus", "reads": ["tokens", "loss_mask"]}
@@ -92,7 +93,7 @@ def test_functions_of_the_users_own_and_a_reward_model(tmp_path: Path) -> None:
         reward__model={"path": str(tmp_path / "rm"), "placement": "process"},
     )
     train(job, tmp_path / "run")
-    finished(tmp_path / "run", *WORKERS, "reward/0")
+    assert "reward" in finished(tmp_path / "run", *WORKERS, "reward/0")
 
 
 def test_a_judge_beside_the_policy(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_a_judge_beside_the_policy(tmp_path: Path) -> None:
     }
     job = make_job(tmp_path / "job", trainer__batches=4, **EVERY, reward={"function": "judge", "judge": judge})
     train(job, tmp_path / "run")
-    finished(tmp_path / "run", *WORKERS, "judge/0")
+    assert f"the engine of judge {tmp_path}/judge" in finished(tmp_path / "run", *WORKERS, "judge/0")
 
 
 def test_evaluation(tmp_path: Path) -> None:

@@ -11,12 +11,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from controller_jobs import make_job
+from controller_jobs import make_job, make_model, make_reward_model
+from judge_models import make_judge
 from killing import RUN, Killing, require_nothing_lost
 
 KILLS = int(os.environ.get("HEADRACE_KILLS", "50"))
 ETA = 2
 APART = {
+    "algorithm__advantage": "reinforce_plus_plus",
     "rollout__workers": 2,
     "engine__process": True,
     "trainer__placement": "process",
@@ -29,7 +31,24 @@ PARTS = {
     "trainer__layout": "d2",
     "algorithm__recipe": "ppo",
     "algorithm__advantage": "gae",
+    "algorithm__updates_per_batch": 2,  # with which a proximal policy is a model of its own
     "critic__placement": "process",
+    "proximal__placement": "process",
+    "algorithm__kl__coefficient": 0.1,
+    "reference__placement": "process",
+}
+LENT = {
+    "engine__process": True,
+    "engine__lent": 1,
+    "trainer__placement": "process",
+    "algorithm__recipe": "opd",
+    "teacher__placement": "process",
+}
+ON_RAY = {
+    "runtime__kind": "ray",
+    "algorithm__advantage": "reinforce_plus_plus",
+    "rollout__workers": 2,
+    "weights__transport": "collective",
     "algorithm__kl__coefficient": 0.1,
     "reference__placement": "process",
 }
@@ -44,18 +63,28 @@ MOSTLY_WORKERS = {
     "janitor": 0.5,
     RUN: 0.4,
 }
-OF_PARTS = {"trainer": 3.0, "relay": 3.0, "critic": 2.0, "reference": 2.0, "engine": 1.0}
-OF_ACTORS = {"rollout": 3.0, "engine": 2.0, "trainer": 1.0, "functions": 1.0}
+OF_PARTS = {
+    "trainer": 3.0,
+    "relay": 3.0,
+    "critic": 2.0,
+    "reference": 1.0,
+    "proximal": 1.0,
+    "reward": 1.0,
+    "judge": 1.0,
+    "engine": 1.0,
+}
+OF_LENT = {"lent": 2.0, "teacher": 2.0, "trainer": 1.0, "engine": 1.0}
+OF_ACTORS = {"rollout": 3.0, "engine": 2.0, "relay": 1.0, "reference": 1.0, "trainer": 1.0, "functions": 1.0}
 
 
 def killing(tmp_path: Path, seed: int, **changes: object) -> Killing:
     given = {
         "trainer__batches": 100_000,
         "async__max_staleness": ETA,
-        "algorithm__advantage": "reinforce_plus_plus",
         "checkpoint__every": 4,
         "record__journal": "all",
         "data__eval": None,
+        "runtime__restarts": {"workers": 10_000},  # how often is too often is another test's
     }
     job = make_job(tmp_path / "job", **{**given, **changes})
     folder = tmp_path / "run"
@@ -79,16 +108,38 @@ def test_of_whatever_is_killed_nothing_is_lost_and_nothing_counts_twice(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240 + KILLS)
-def test_of_ranks_scorers_and_relays(tmp_path: Path) -> None:
-    run = killing(tmp_path, 2, **PARTS)
+@pytest.mark.timeout(300 + KILLS)
+def test_of_ranks_scorers_judges_and_relays(tmp_path: Path) -> None:
+    """What is called reward is the reward model alone: a judge needs no process beside its engine's."""
+    judge = {
+        "model": str(make_judge(tmp_path / "judge", says_digits=True)),
+        "prompt": "{prompt} {response}? ",
+        "pattern": "([0-9])",
+        "low": 0,
+        "high": 9,
+        "max_new_tokens": 3,
+        "timeout_s": 60,
+    }
+    model = {"path": str(make_reward_model(tmp_path / "rm")), "placement": "process"}
+    kill_parts(killing(tmp_path, 2, **PARTS, reward={"function": "judge", "judge": judge, "model": model}), OF_PARTS, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300 + KILLS)
+def test_of_a_teacher_and_a_lent_engine(tmp_path: Path) -> None:
+    teacher = make_model(tmp_path / "teacher")
+    kill_parts(killing(tmp_path, 3, **LENT, teacher__model=str(teacher)), OF_LENT, 16)
+
+
+def kill_parts(run: Killing, weights: dict[str, float], share: int) -> None:
+    """One of so many of the test's kills."""
     try:
-        run.kill(KILLS // 8, OF_PARTS, mean_s=3.0)
+        run.kill(KILLS // share, weights, mean_s=3.0)
         run.finish(4)
     finally:
         run.close()
-    assert run.killed.total() == KILLS // 8, run.killed
-    assert run.seen >= OF_PARTS.keys()
+    assert run.killed.total() == KILLS // share, run.killed
+    assert run.seen >= weights.keys()
     came_to = require_nothing_lost(run.folder, ETA)
     sys.stderr.write(f"killed {dict(run.killed)} in {run.lives} lives; groups that were finished: {dict(came_to)}\n")
 
@@ -98,7 +149,7 @@ def test_of_ranks_scorers_and_relays(tmp_path: Path) -> None:
 @pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'headrace[cluster]'")
 def test_on_one_ray(tmp_path: Path) -> None:
     """At last the raylet, with which all of them end: the run goes on where it is resumed."""
-    run = killing(tmp_path, 1, runtime__kind="ray", rollout__workers=2, engine__replicas=2)
+    run = killing(tmp_path, 1, **ON_RAY)
     try:
         run.kill(6, OF_ACTORS, mean_s=4.0)
         assert run.seen >= OF_ACTORS.keys()

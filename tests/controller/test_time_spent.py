@@ -15,7 +15,7 @@ from controller_jobs import make_job, run, start
 from headrace.controller.time_spent import TimeSpent
 from headrace.engines.protocol import EngineStats
 from headrace.observe import spent
-from headrace.observe.spent import Activity
+from headrace.observe.spent import Activity, AtWork
 from headrace.runtime.signal import Signal
 
 
@@ -213,3 +213,29 @@ def test_each_that_has_a_device_is_busy_while_it_computes() -> None:
     with activity.computes("critic"):
         world.passes(1.0)
     assert time.busy_s() == {"engine 0": 3.0, "trainer": 3.0, "critic": 1.0}
+
+
+def test_others_that_have_a_model_are_told_of_by_their_own_seconds() -> None:
+    """From the run's beginning on. Of who gives out a lane here, and counts for itself too, the lane's stand."""
+    world, activity = World(), Activity()
+    own = {"reference": 4.0, "teacher": 1.0, "trainer/0": 2.0, "trainer": 2.0}
+    time = TimeSpent(world, world, world, activity, on_policy=False, others=lambda: {**own})  # type: ignore[arg-type]
+    assert time.busy_s() == {}
+    own |= {"reference": 6.5, "trainer/0": 5.0, "trainer/1": 1.0, "trainer": 9.0}
+    with activity.computes("trainer"):
+        world.passes(3.5)
+    assert time.busy_s() == {"reference": 2.5, "trainer/0": 3.0, "trainer/1": 1.0, "trainer": 3.5}
+
+
+def test_what_one_is_at_together_counts_once() -> None:
+    now = [10.0]
+    at_work = AtWork(lambda: now[0])
+    with at_work.at_it("all", 0):
+        now[0] += 1
+        with at_work.at_it("all", 1):
+            now[0] += 2
+            assert [at_work.seconds(who) for who in ("all", 0, 1, 2)] == [3, 3, 2, 0]
+    now[0] += 4
+    with at_work.at_it("all", 1):
+        now[0] += 8
+    assert [at_work.seconds(who) for who in ("all", 0, 1)] == [11, 3, 10]

@@ -20,8 +20,10 @@ from controller_jobs import ALONE, make_job
 from safetensors.torch import load_file
 
 from headrace.cli.main import main
+from headrace.config.layout import LayoutConfig
 from headrace.store import RunReader
 from headrace.store.journal import Journal
+from headrace.training.layouts.ranks import layout_of
 from headrace.training.pieces import Piece
 from headrace.training.rank_workers import RankWorkers
 from headrace.training.state import read_record, read_state
@@ -111,6 +113,11 @@ def test_ranks_step_as_one_does(tmp_path: Path, layouts: list[object], changes: 
         assert other["mismatch_max_abs"] < 1e-5
         if "critic__layout" in changes:
             assert other["critic_loss"] == pytest.approx(one["critic_loss"], rel=1e-5)
+        busy = json.loads((tmp_path / f"ranks{number}" / "run" / "summary.json").read_text())["time"]["busy"]
+        of_ranks = [share for name, share in busy.items() if name.startswith("trainer/")]
+        size = layout_of(LayoutConfig.model_validate(layout)).size
+        assert len(of_ranks) == (size if size > 1 else 0)
+        assert all(0 < share <= 1 for share in of_ranks)
         assert found.keys() == weights.keys()
         own = gradients(tmp_path / f"ranks{number}", weights)
         for name, tensor in weights.items():

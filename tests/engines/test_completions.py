@@ -30,6 +30,7 @@ from headrace.engines.protocol import (
     TokenChunk,
 )
 from headrace.runtime.patience import Patience
+from headrace.runtime.supervision import Often
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.plane import WeightReceiver
@@ -416,3 +417,37 @@ def test_an_engine_that_is_added_serves_once_all_have_heard_of_it() -> None:
         assert not pool.members[0].view.failures
 
     resting(1, body)
+
+
+def test_an_engine_that_dies_too_often_within_a_time_is_gone_though_it_gives_tokens_and_others_serve() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        rng = random.Random(1)
+
+        async def again(dead: Any, receiver: WeightReceiver | None) -> Any:
+            return RandomEngine(runtime, rng, dead.version, deaths=0.0)
+
+        engines = [RandomEngine(runtime, rng, Version(0, 4), deaths=0.0) for _ in range(2)]
+        pool = EnginePool(engines, runtime.clock, revive=again, often=Often(3, 600.0))
+        pool.line = Lineage(0, {})
+        told: list[str] = []
+        pool.events.tell_to(lambda kind, data: told.append(data["message"]) if kind == "engine_died" else None)
+        for member in pool.members:
+            member.state = EngineState.SERVING
+        dying = pool.members[0]
+        for seconds in (0.0, 700.0, 100.0, 100.0):
+            await runtime.clock.sleep(seconds)
+            check(await complete(pool, asked("a", place=Place(Version(0, 4), home=0))), 12)
+            assert dying.deaths == 0
+            dying.engine.failure = EngineError("a fault of its own")  # type: ignore[misc]
+            pool.look()
+            if dying.state is EngineState.EJECTED:
+                await pool.come_back(dying, MemoryPublisher().receiver())
+        assert dying.state is EngineState.GONE
+        assert told[-1] == (
+            "engine 0 died and does not come back: a fault of its own; that was so 3 times within 600 s "
+            "(runtime.restarts.workers)"
+        )
+        assert pool.failure is None
+        check(await complete(pool, asked("a")), 12)
+
+    run_virtually(main)

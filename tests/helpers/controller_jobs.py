@@ -9,7 +9,9 @@ import torch
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
@@ -73,6 +75,14 @@ def make_model(folder: Path, architecture: str = "qwen3") -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>").save_pretrained(folder)
+    return folder
+
+
+def make_reward_model(folder: Path) -> Path:
+    """A classifier of one class, with the tokenizer of `make_model`."""
+    make_model(folder)
+    config = AutoConfig.from_pretrained(folder, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
     return folder
 
 

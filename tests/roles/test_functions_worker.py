@@ -31,6 +31,7 @@ from headrace.roles.columns.functions_worker import InWorker
 from headrace.roles.context import RoleContext
 from headrace.roles.workers.functions import FunctionRow, FunctionsWorker
 from headrace.runtime.refs import Ref, Refs
+from headrace.runtime.supervision import Often
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host, Placement, Workers
@@ -64,8 +65,9 @@ class Room:
 class Play:
     """Calls that take long; `faults` are raised, one a call."""
 
-    def __init__(self, *faults: Exception, samples: Group | None = None) -> None:
-        """`samples`: of the group; a rollout worker kept them, and they are in the journal."""
+    def __init__(self, *faults: Exception, samples: Group | None = None, often: Often | None = None) -> None:
+        """`samples`: of the group; a rollout worker kept them, and they are in the journal. `often`: see `InWorker`."""
+        self.often = often
         self.faults = list(faults)
         self.samples = samples
         self.called: list[str] = []
@@ -130,7 +132,7 @@ def try_worker(play: Play, body: Callable[[Room], Awaitable[None]]) -> None:
             runtime, flow, table, WaitMeter(runtime.clock.now), lambda kind, data: events.append(kind), STALL_S
         )
         workers = await runtime.start(play.worker(runtime), [None], Placement())
-        functions = InWorker(workers, context, READS, name="advantages")
+        functions = InWorker(workers, context, READS, name="advantages", often=play.often)
         headers = tuple(header(KEY, episode=episode) for episode in range(2))
         finished = FinishedGroup(GroupHeader(KEY, "0", 0, 4, headers), lost)
         table.reserve(KEY)
@@ -208,6 +210,20 @@ def test_a_worker_that_dies_in_every_call_ends_the_run() -> None:
     with pytest.raises(FunctionsLost, match=r"was lost 8 times in a row, the last time so: a test ended it; mend that"):
         try_worker(play, lambda room: _until_given_up(room, body))
     assert play.lives == 8
+
+
+def test_a_worker_that_dies_too_often_within_a_time_ends_the_run_though_it_answers_between() -> None:
+    play = Play(often=Often(3, 600.0))
+
+    async def body(room: Room) -> None:
+        for pause_s in (700.0, 100.0, 100.0, 0.0):
+            await room.functions.coefficient(1.0, 1.0, 1)
+            await room.kill()
+            await room.runtime.clock.sleep(pause_s)
+
+    with pytest.raises(FunctionsLost, match=r"was lost 3 times within 600 s \(runtime\.restarts\.workers\), the last"):
+        try_worker(play, lambda room: _until_given_up(room, body))
+    assert play.lives == 4
 
 
 async def _until_given_up(room: Room, body: Callable[[Room], Awaitable[None]]) -> None:

@@ -25,6 +25,7 @@ from headrace.roles.workers.rollout_types import Assignment, Played
 from headrace.rollout.episode_scoring import empty_sample
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.signal import Signal
+from headrace.runtime.supervision import Often
 from headrace.runtime.together import together
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.workers import WorkerError, WorkerLost
@@ -125,12 +126,15 @@ def key(position: int) -> GroupKey:
 
 
 def played_by(
-    test: Callable[[RolloutWorkers, Workers, Losses, Store], Coroutine[Any, Any, None]], **of_workers: Any
+    test: Callable[[RolloutWorkers, Workers, Losses, Store], Coroutine[Any, Any, None]],
+    *,
+    often: Often | None = None,
+    **of_workers: Any,
 ) -> None:
     async def main(runtime: VirtualRuntime) -> None:
         workers, losses, store = Workers(runtime, **of_workers), Losses(), Store()
         refs = RestoredRefs(runtime.refs, lambda place: b"")
-        seats = RolloutSeats(workers, 2, runtime, store.journal, losses)  # type: ignore[arg-type]
+        seats = RolloutSeats(workers, 2, runtime, store.journal, losses, often)  # type: ignore[arg-type]
         await seats.begin()
         runner = RolloutWorkers(seats, runtime, store, refs, losses, times=Durations())  # type: ignore[arg-type]
         await test(runner, workers, losses, store)
@@ -303,6 +307,36 @@ def test_a_worker_that_is_lost_too_often_in_a_row_ends_the_run() -> None:
         assert set(told) == {"worker_lost"}
 
     played_by(test, kills=lambda at: True)
+
+
+def test_a_worker_that_is_lost_too_often_within_a_time_ends_the_run_though_it_finishes_groups_between() -> None:
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        async def again_and_again() -> None:
+            for number in range(0, 40, 2):
+                await group(runner, number)
+                with contextlib.suppress(WorkerLost):
+                    await group(runner, number + 1)
+
+        with pytest.raises(NothingToTrain, match=r"lost 3 times within 600 s \(runtime\.restarts\.workers\)"):
+            await again_and_again()
+        assert workers.calls == ["restart 0"] * 2
+
+    played_by(test, kills=lambda at: at.position % 2 == 1, often=Often(3, 600.0))
+
+
+def test_prompts_that_are_the_reason_of_losses_do_not_end_the_run_however_many_they_are() -> None:
+    """Each of them is aboard three times, beside one that is not, and is left out then."""
+
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        for poison in range(1, 40, 2):
+            for issue in range(3):
+                with pytest.raises(WorkerLost):
+                    await group(runner, poison, issue)
+                assert losses.lost(key(poison)) == (issue == 2)
+            await group(runner, poison + 1)
+        assert len(workers.calls) == 60
+
+    played_by(test, kills=lambda at: at.position % 2 == 1, often=Often(4, 1e6))
 
 
 def test_a_prompt_that_ends_its_worker_each_time_does_not_end_the_run() -> None:

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.runtime import supervision
-from headrace.runtime.supervision import Measure, Policy, Restarts, Rung, after_failure, pause_after
+from headrace.runtime.supervision import (
+    LossWindow,
+    Measure,
+    Often,
+    Policy,
+    Restarts,
+    Rung,
+    after_failure,
+    pause_after,
+)
 
 LADDER: Policy = (Rung(Measure.AGAIN, 2), Rung(Measure.RESTART, 1), Rung(Measure.FROM_COMMIT, 2))
 
@@ -97,3 +106,20 @@ def test_no_window_has_more_restarts_in_place_than_it_may(gaps: list[tuple[float
 def test_what_has_not_failed_is_refused() -> None:
     with pytest.raises(ValueError, match="0 failures: nothing has failed"):
         after_failure(LADDER, 0)
+
+
+def test_so_many_losses_within_a_time_are_too_many_whatever_came_of_the_worker_between() -> None:
+    losses = LossWindow(Often(3, 60.0))
+    often = "3 times within 60 s (runtime.restarts.workers)"
+    assert [losses.lost(at) for at in (0.0, 30.0, 60.0, 89.0, 149.0)] == [None, None, None, often, None]
+    unbounded = LossWindow(None)
+    assert not any(unbounded.lost(0.0) for _ in range(100))
+
+
+def test_losses_that_are_explained_later_do_not_count() -> None:
+    losses, known = LossWindow(Often(3, 60.0)), set[str]()
+    assert [losses.lost(at, what, known.__contains__) for at, what in ((0.0, "a"), (1.0, "b"))] == [None, None]
+    known.add("a")
+    assert losses.lost(2.0, "a", known.__contains__) is None
+    assert losses.lost(3.0, "c", known.__contains__) is None
+    assert losses.lost(4.0, "d", known.__contains__) is not None

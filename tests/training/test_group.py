@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -20,7 +22,7 @@ from headrace.training.layouts.ranks import Layout
 from headrace.training.pieces import Piece
 from headrace.training.protocol import CheckpointError, Written
 from headrace.training.rank import TRAINER_TYPES, Task, TrainerRank
-from headrace.training.rank_workers import RankWorkers
+from headrace.training.rank_workers import BESIDE_ITS_LANE, RankWorkers
 from headrace.training.replicas import Meeting
 from headrace.weights.shm import ShmPublisher
 from headrace.weights.transport import Transport, open_transport
@@ -321,3 +323,43 @@ def test_a_loss_that_its_own_call_tells_behind_anothers_error_is_what_is_raised(
             await runtime.close()
 
     asyncio.run(main())
+
+
+class Timed:
+    """Its calls take what they are told to, by a clock that nothing else moves."""
+
+    kind: ClassVar[str] = "timed"
+    types: ClassVar[WireTypes] = WireTypes({})
+    time: ClassVar[list[float]] = [0.0]
+
+    def __init__(self, spec: None, host: object) -> None: ...
+
+    def step(self, seconds: float) -> None:
+        self.time[0] += seconds
+
+    async def send(self, seconds: float) -> None:
+        self.time[0] += seconds
+
+
+def test_each_rank_is_busy_while_a_call_is_at_work_on_its_lane() -> None:
+    async def main() -> None:
+        runtime = InlineRuntime()
+        clock: Any = SimpleNamespace(now=lambda: Timed.time[0])
+        try:
+            two = RankWorkers(await runtime.start(Timed, [None] * 2, Placement()), clock, 1.0, Layout(dp=2))
+            for rank, seconds in ((0, 2.0), (1, 3.0), (0, 0.5)):
+                await two.each("step", {rank: (seconds,)}, what="a step")
+                await two.each("send", {rank: (7.0,)}, what="weights on their way")
+            assert two.busy_s("trainer") == {"trainer": 5.5, "trainer/0": 2.5, "trainer/1": 3.0}
+            one = RankWorkers(await runtime.start(Timed, [None], Placement()), clock, 1.0)
+            await one.call("step", 1.5, what="a step")
+            assert one.busy_s("reference") == {"reference": 1.5}
+        finally:
+            await runtime.close()
+
+    asyncio.run(main())
+
+
+def test_what_a_rank_has_another_lane_do_is_told_by_its_being_async() -> None:
+    methods = {name for name, method in vars(TrainerRank).items() if inspect.iscoroutinefunction(method)}
+    assert {name for name in methods if not name.startswith("_")} == BESIDE_ITS_LANE

@@ -35,11 +35,17 @@ class StuckConfig(Section):
 
 
 class RestartsConfig(Section):
-    """How often the trainer, or the critic, may lose ranks. Beyond that all its ranks go on from the last commit, and
-    when that is so again, within the window or without a commit since, the run stops with the reason."""
+    """How often workers may be lost. Beyond that all ranks of the trainer, or of the critic, go on from the last
+    commit, and when that is so again, within the window or without a commit since, the run stops with the reason; an
+    engine is given up, and for any other worker the run stops."""
 
     most: int = Field(default=3, ge=1)
-    """The loss that is too often: so many within the window, or in a row without a trained batch between."""
+    """The loss of a rank of the trainer, or of the critic, that is too often: so many within the window, or in a row
+    without a trained batch between."""
+    workers: int = Field(default=10, ge=2)
+    """The same of an engine, a rollout worker, the functions' worker or a model that only scores, each counted by
+    itself: so many within the window, whatever it did between. What a rollout worker is lost with does not count once a
+    prompt is known to be the reason. (How many in a row without progress are too many is fixed: docs/run.md.)"""
     window_s: float = Field(default=600.0, gt=0)
 
 

@@ -17,7 +17,8 @@ class WeightsConfig(Section):
     over TCP, also on other machines, and whoever else takes them by `shm`. `collective`: each that takes them has a
     process beside it, a relay, and relays pass them on in a chain (`relay_backend`). Unless given, `memory`, but with
     models in processes of their own `cuda_ipc` where all of them are Headrace's, on one CUDA device, and whole, else
-    `shm`, and for those on nodes of a Ray cluster that do not see the trainer's memory `collective`."""
+    `shm`, and for those on nodes of a Ray cluster that do not see the trainer's memory `collective`. With Ray
+    `cuda_ipc` is never chosen, and has to be given."""
     deltas: bool | None = None
     """Whether relays are sent what changed since the version that they have, lossless, where that is less. Unless
     given, they are where some are on other machines than the trainer: on one machine the whole is faster."""

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal
 
+from headrace.controller.building.device_seconds import scoring_seconds
 from headrace.controller.building.engine_workers import load_engines, load_judges
 from headrace.controller.building.first_version import plane_of
 from headrace.controller.building.groundwork import Groundwork, filter_role, lay_groundwork, rollout_role
@@ -65,7 +66,18 @@ async def record_rollouts(
         hands = None
         try:
             hands = await start_rollout_workers(plan, folder, runtime, store, engines, judges, pool, lineage)
-            base = lay_groundwork(plan, store, runtime, engines, pool, lineage, begun, listeners=listeners, hands=hands)
+            base = lay_groundwork(
+                plan,
+                store,
+                runtime,
+                engines,
+                pool,
+                lineage,
+                begun,
+                listeners=listeners,
+                hands=hands,
+                others=scoring_seconds(scores, [*judges.values()]),
+            )
             recording = _recording(plan, store, base, lineage)
             base.recorder.event("started", _started(plan, base, begun))
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from headrace.engines.member import summed
@@ -36,9 +37,10 @@ class TimeSpent:
         *,
         on_policy: bool,
         trains: bool = True,
+        others: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         """`on_policy`: the engines wait for each new version by design, not at a bound that could be raised. `trains`:
-        whether there is a trainer."""
+        whether there is a trainer. `others`: seconds that others with a model computed, by who; none falls."""
         self._trains = trains
         self._has_engines = not engines.is_absent
         self._clock = clock
@@ -54,6 +56,8 @@ class TimeSpent:
         self._lanes = {lane: Spent(clock.now, partial(self._lane_is_at, lane)) for lane in (TRAINER_LANE, CRITIC_LANE)}
         self._lent = Spent(clock.now, self._lent_is)
         self._engines_before = [member.stats().busy_s for member in engines.members]
+        self._others = others
+        self._others_before = others()
         activity.changed = self._look
         flow.changed.listen(self._look)
 
@@ -91,9 +95,10 @@ class TimeSpent:
         return {name: value for name, value in seconds.items() if value > 0}
 
     def busy_s(self) -> dict[str, float]:
-        """Seconds in which each that has a device computed: an engine, as `engine 0`, the trainer, the critic. Who had
-        nothing to compute is not told."""
-        found = {}
+        """Seconds in which each that has a device computed: an engine, as `engine 0`, the trainer, the critic, a model
+        that scores, as `reference`, the engine of a judge; of a model in several ranks each of them too, as
+        `trainer/1`. Who had nothing to compute is not told."""
+        found = {name: seconds - self._others_before.get(name, 0.0) for name, seconds in self._others().items()}
         for member in self._engines.members if self._has_engines else ():
             known = member.index < len(self._engines_before)
             found[member.name] = member.stats().busy_s - (self._engines_before[member.index] if known else 0.0)

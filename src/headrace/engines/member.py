@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 from operator import attrgetter
 
 from headrace.engines.pool_state import UP, EngineState, EngineView
-from headrace.engines.protocol import Engine, EngineStats
-from headrace.runtime.supervision import ENGINE, Measure, after_failure
+from headrace.engines.protocol import Engine, EngineError, EngineStats
+from headrace.runtime.supervision import ENGINE, LossWindow, Measure, Often, after_failure
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import Version
 
@@ -19,10 +19,18 @@ this one was loaded with."""
 
 class Member:
     def __init__(
-        self, index: int, engine: Engine, revive: Revive | None = None, name: str = "", *, lent: bool = False
+        self,
+        index: int,
+        engine: Engine,
+        revive: Revive | None = None,
+        name: str = "",
+        *,
+        lent: bool = False,
+        often: Often | None = None,
     ) -> None:
         """`revive` None: it does not come back from a death. `name`: as it is told of; engine N unless given. `lent`:
-        see `EngineView.lent`."""
+        see `EngineView.lent`. `often`: with which of its deaths it is given up, beside those without a token between;
+        None: with no other."""
         self.index = index
         self.name = name or f"engine {index}{' (lent)' if lent else ''}"
         self.lent = lent
@@ -35,6 +43,7 @@ class Member:
         self.pins = 0
         self.deaths = 0
         """In a row, without a token between."""
+        self._losses = LossWindow(often)
         self.failed_swaps = 0
         """In a row."""
         self.failure: Exception | None = None
@@ -73,12 +82,15 @@ class Member:
         """Whether it serves now, and has not died unnoticed."""
         return self.serves and self.engine.failure is None
 
-    def died(self, why: Exception) -> None:
-        """It serves nothing more; it comes back, if it can."""
-        self.failure = why
+    def died(self, why: Exception, now: float) -> None:
+        """It serves nothing more since `now`, in seconds; it comes back, if it can."""
         self.deaths += 1
         self.failed_swaps = 0
         returns = self.revive is not None and after_failure(ENGINE, self.deaths).measure is Measure.RESTART
+        too_often = self._losses.lost(now)
+        if returns and too_often is not None:
+            why, returns = EngineError(f"{why}; that was so {too_often}"), False
+        self.failure = why
         self.state = EngineState.EJECTED if returns else EngineState.GONE
 
     def replace(self, engine: Engine) -> None:

@@ -20,7 +20,7 @@ from headrace.observe.events import Events
 from headrace.runtime.patience import StandStill, standing_with
 from headrace.runtime.protocol import Clock
 from headrace.runtime.signal import Signal
-from headrace.runtime.supervision import START, Measure, after_failure
+from headrace.runtime.supervision import START, Measure, Often, after_failure
 from headrace.runtime.workers import Handle, WorkerLost
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import INITIAL, Version
@@ -58,12 +58,13 @@ class EnginePool:
         attached: bool = False,
         lent: int = 0,
         kill: Kill | None = None,
+        often: Often | None = None,
     ) -> None:
         """`revive`: how an engine that died comes back; unless given, it does not. `return_deadline_s`: how long a
         request waits for an engine that may serve it. `handles`: by which other workers reach the engines, by index,
         where these are workers. `judge`: the model that judges, where this is its engine, and not the policy's.
         `attached`: what the engines hold when they start is of no version of the run. `lent`: so many of them, the last
-        ones, are on the trainer's devices. `kill`: see `LentEngines`."""
+        ones, are on the trainer's devices. `kill`: see `LentEngines`; `often`: see `Member`."""
         self.handles = tuple(handles)
         self._revive = revive
         self.hires: Hires | None = None
@@ -71,6 +72,7 @@ class EnginePool:
         self.came: Came | None = None
         """Told of each that comes later; None: nobody is."""
         self.judge = judge
+        self._often = often
         self._attached = attached
         self.name = "the engine" if judge is None else f"the engine of judge {judge}"
         if not engines:
@@ -78,7 +80,7 @@ class EnginePool:
         name = "" if judge is None else self.name
         own = len(engines) - lent
         self.members = tuple(
-            Member(index, engine, revive, name, lent=index >= own) for index, engine in enumerate(engines)
+            Member(index, engine, revive, name, lent=index >= own, often=often) for index, engine in enumerate(engines)
         )
         self.lent = self.members[own:]
         self.lending = LentEngines(self, kill)
@@ -280,16 +282,16 @@ class EnginePool:
 
     def lose(self, member: Member, why: Exception) -> None:
         """`member` serves nothing more."""
-        member.died(why)
+        member.died(why, self.clock.now())
         word = "comes back" if member.state is EngineState.EJECTED else "does not come back"
-        message = f"{member.name} died and {word}: {why}"
+        message = f"{member.name} died and {word}: {member.failure}"
         self.events.report("engine_died", {**self.named(member), "message": message})
         self._count_outage()
 
     def add(self, engine: Engine, handle: Handle | None = None) -> Member:
         """Another engine, which is asked for nothing until it is `welcome`."""
         name = "" if self.judge is None else self.name
-        member = Member(len(self.members), engine, self._revive, name)
+        member = Member(len(self.members), engine, self._revive, name, often=self._often)
         self.members = (*self.members, member)
         if handle is not None:
             self.handles = (*self.handles, handle)

@@ -26,7 +26,8 @@ class Totals:
     engines_s: dict[str, float] = field(default_factory=dict)
     """The same of the engines."""
     busy_s: dict[str, float] = field(default_factory=dict)
-    """Seconds in which each that has a device computed: as `engine 0`, `trainer`, `critic`. Empty in older records."""
+    """Seconds in which each that has a device computed: as `engine 0`, `trainer`, `reference`, `trainer/1`. Empty in
+    older records."""
     lent_s: float = 0.0
     """Seconds in which the trainer's devices were lent to engines."""
     mfu_s: float = 0.0

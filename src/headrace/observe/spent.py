@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 
 OTHER = "other"
@@ -105,3 +105,36 @@ class Spent:
 def waits(spent: Mapping[str, float]) -> dict[str, float]:
     """Of these seconds those that were waited, by what for."""
     return {name.removeprefix(WAITS): seconds for name, seconds in spent.items() if name.startswith(WAITS)}
+
+
+class AtWork:
+    """Seconds in which each of several was at work: things that one is at together count once."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._things: Counter[Hashable] = Counter()
+        """In flight, by who is at them."""
+        self._since: dict[Hashable, float] = {}
+        self._totals: dict[Hashable, float] = {}
+
+    @contextmanager
+    def at_it(self, *who: Hashable) -> Iterator[None]:
+        """All of these are at one thing more."""
+        now = self._now()
+        for each in who:
+            if not self._things[each]:
+                self._since[each] = now
+            self._things[each] += 1
+        try:
+            yield
+        finally:
+            now = self._now()
+            for each in who:
+                self._things[each] -= 1
+                if not self._things[each]:
+                    self._totals[each] = self._totals.get(each, 0.0) + now - self._since.pop(each)
+
+    def seconds(self, who: Hashable) -> float:
+        """Up to now."""
+        since = self._since.get(who)
+        return self._totals.get(who, 0.0) + (0.0 if since is None else self._now() - since)

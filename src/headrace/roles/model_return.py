@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.observe.events import EventSink
 from headrace.runtime.protocol import Clock, WaitTimeout
-from headrace.runtime.supervision import SCORER, Measure, after_failure
+from headrace.runtime.supervision import SCORER, LossWindow, Measure, Often, after_failure
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
 
 
@@ -16,8 +16,15 @@ class ModelReturn:
     """Of the only workers of their kind, whose weights are those that they are made with; who takes versions has none
     until it has taken one again."""
 
-    def __init__(self, workers: Workers[Any], clock: Clock, restart: Callable[[], Awaitable[object]]) -> None:
-        """`restart` makes those that are lost anew, and whoever is of no use without them."""
+    def __init__(
+        self,
+        workers: Workers[Any],
+        clock: Clock,
+        restart: Callable[[], Awaitable[object]],
+        often: Often | None = None,
+    ) -> None:
+        """`restart` makes those that are lost anew, and whoever is of no use without them. `often`: losses with which
+        that is over, beside those without an answer between; None: there are no others."""
         self._workers = workers
         self._clock = clock
         self._restart = restart
@@ -25,6 +32,7 @@ class ModelReturn:
         self._tell: EventSink = lambda kind, data: None
         self._failures = 0
         """In a row, without an answer."""
+        self._losses = LossWindow(often)
         self._turn = asyncio.Lock()
         self._down: set[int] = set()
         workers.changed.listen(self._look)
@@ -37,7 +45,7 @@ class ModelReturn:
         self._failures = 0
 
     async def after(self, lost: WorkerLost) -> None:
-        """Once all are there again. Raises the loss where that comes too often in a row, or is another's."""
+        """Once all are there again. Raises the loss where that comes too often, or is another's."""
         names = [handle.worker for handle in self._workers.handles]
         if lost.worker not in names:
             raise lost
@@ -46,12 +54,15 @@ class ModelReturn:
             while not is_back:
                 self._failures += 1
                 following = after_failure(SCORER, self._failures)
+                too_often = self._losses.lost(self._clock.now())
+                if following.measure is Measure.STOP:
+                    too_often = f"{self._failures} times in a row"
                 gone = dict(self._workers.lost)
                 reason = gone.get(lost.rank) or next(iter(gone.values()), lost.reason)
-                if following.measure is Measure.STOP:
+                if too_often is not None:
                     raise WorkerLost(
                         lost.rank,
-                        f"{reason}; that was so {self._failures} times in a row: mend it, and --resume the run",
+                        f"{reason}; that was so {too_often}: mend it, and --resume the run",
                         worker=lost.worker,
                     ) from lost
                 for rank, why in gone.items():

@@ -25,7 +25,7 @@ class Blame:
 
     def lost(self, aboard: Collection[GroupKey]) -> int:
         """It was lost with these aboard. How often in a row now."""
-        rows = set(map(_row, aboard))
+        rows = rows_of(aboard)
         if len(rows) != 1 or not rows <= self._alone:
             self.failures += 1
         if len(rows) == 1:
@@ -45,19 +45,27 @@ class Losses:
     def __init__(self) -> None:
         self._losses: Counter[GroupKey] = Counter()
         self._known: set[_Row] = set()
-        """Prompts of which an attempt was aboard three times."""
+        """Prompts of which an attempt was aboard three times, or that filters end workers under."""
 
     def lost(self, key: GroupKey) -> bool:
         """A worker was lost under the attempt. Whether it is not to be issued again: it was aboard a third time."""
         self._losses[key] += 1
         if self._losses[key] < _MOST_LOSSES:
             return False
-        self._known.add(_row(key))
+        self.blame(key)
         return True
 
     def is_alone(self, key: GroupKey) -> bool:
         """Whether nothing else may be aboard the worker that plays it."""
         return self._losses[key] >= _LOSSES_UNTIL_ALONE or _row(key) in self._known
+
+    def blame(self, key: GroupKey) -> None:
+        """Its prompt is the reason for what workers were lost with."""
+        self._known.add(_row(key))
+
+    def are_reason(self, rows: frozenset[_Row]) -> bool:
+        """Whether one of these prompts is known to be what workers are lost with."""
+        return not rows.isdisjoint(self._known)
 
     def ended(self, key: GroupKey) -> None:
         """The attempt is finished, or handed back."""
@@ -82,6 +90,10 @@ class LostTime:
     def seconds(self) -> float:
         """Up to the last loss or return."""
         return self._seconds
+
+
+def rows_of(keys: Collection[GroupKey]) -> frozenset[_Row]:
+    return frozenset(map(_row, keys))
 
 
 def _row(key: GroupKey) -> _Row:

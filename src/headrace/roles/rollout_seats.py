@@ -11,11 +11,11 @@ from typing import Any
 from headrace.experience.drops import NothingToTrain
 from headrace.experience.sample import GroupKey
 from headrace.observe.events import EventSink
-from headrace.roles.reissue import Blame, Losses, LostTime
+from headrace.roles.reissue import Blame, Losses, LostTime, rows_of
 from headrace.runtime.at_start import anew_if_lost
 from headrace.runtime.protocol import Runtime, WaitTimeout
 from headrace.runtime.signal import Signal
-from headrace.runtime.supervision import ROLLOUT_WORKER, Measure, after_failure
+from headrace.runtime.supervision import ROLLOUT_WORKER, LossWindow, Measure, Often, after_failure
 from headrace.runtime.workers import Handle, WorkerError, WorkerLost, Workers
 from headrace.store import Journal
 from headrace.weights.version import Version
@@ -31,6 +31,7 @@ class Seat:
     rank: int
     writer: int
     """Its number among those who journal: each life has its own, so that nothing is written behind a torn end."""
+    losses: LossWindow
     is_up: bool = False
     leaves: bool = False
     """Nothing more comes aboard, and then it ends."""
@@ -45,15 +46,25 @@ class Seat:
 
 class RolloutSeats:
     """Each group comes aboard the worker with the least aboard. A worker comes back after a pause, until it was lost
-    too often in a row: then NothingToTrain is raised."""
+    too often: then NothingToTrain is raised."""
 
-    def __init__(self, workers: Workers[Any], count: int, runtime: Runtime, journal: Journal, losses: Losses) -> None:
-        """`workers`: so many, of a kind as `RolloutWorker`. `losses`: which groups are to be alone."""
+    def __init__(
+        self,
+        workers: Workers[Any],
+        count: int,
+        runtime: Runtime,
+        journal: Journal,
+        losses: Losses,
+        often: Often | None = None,
+    ) -> None:
+        """`workers`: so many, of a kind as `RolloutWorker`. `losses`: which groups are to be alone. `often`: losses of
+        one that are too many, but for those that a prompt is the reason of; None: only those in a row are."""
         self.workers = workers
         self._runtime = runtime
         self._losses = losses
+        self._often = often
         taken = max((segment.writer for segment in journal.segments()), default=0)
-        self._seats = [Seat(rank, taken + 1 + rank) for rank in range(count)]
+        self._seats = [Seat(rank, taken + 1 + rank, LossWindow(often)) for rank in range(count)]
         self._next_writer = taken + 1 + count
         self._changed = Signal()
         self._given_up: Exception | None = None
@@ -85,7 +96,7 @@ class RolloutSeats:
     async def add(self, spec: object) -> None:
         """One worker more. Raises WorkerError, WorkerLost."""
         rank = await self.workers.add(spec)
-        seat = Seat(rank, self._next_writer)
+        seat = Seat(rank, self._next_writer, LossWindow(self._often))
         self._next_writer += 1
         try:
             await self._begin(seat)
@@ -205,13 +216,16 @@ class RolloutSeats:
     async def _make_anew(self, seat: Seat, reason: str, aboard: Sequence[GroupKey]) -> None:
         """`aboard`: when it was lost. Raises NothingToTrain, StoreError."""
         while not seat.is_up:
-            failures, aboard = seat.blame.lost(aboard), ()
+            failures, rows, aboard = seat.blame.lost(aboard), rows_of(aboard), ()
+            too_often = seat.losses.lost(self._runtime.clock.now(), rows, self._losses.are_reason)
             name = f"rollout/{seat.rank}"
             self.tell("worker_lost", {"worker": name, "message": f"{name} is made anew: {reason}"})
             following = after_failure(ROLLOUT_WORKER, failures)
             if following.measure is Measure.STOP:
+                too_often = f"{failures} times in a row"
+            if too_often is not None:
                 raise NothingToTrain(
-                    f"rollout worker {seat.rank} was lost {failures} times in a row, the last time so: {reason}; "
+                    f"rollout worker {seat.rank} was lost {too_often}, the last time so: {reason}; "
                     "mend that (rollout.workers=0 plays in the run's own process, for a debugger), and --resume the run"
                 )
             await self._runtime.clock.sleep(following.pause_s)

@@ -139,6 +139,7 @@ class RolloutWorkers:
             except WorkerLost as error:
                 await self._seats.gone(seat, life)
                 if attempt == _JUDGE_TRIES:
+                    self._losses.blame(header.key)
                     return "filter_error", [str(error)]
             except WorkerError as error:
                 if error.type != RefLost.__name__ or attempt == _JUDGE_TRIES:

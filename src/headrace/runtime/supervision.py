@@ -3,13 +3,16 @@
 A policy is a ladder. Each rung answers so many failures by one measure, the next rung those that follow by a stronger
 one; a failure beyond the last rung stops the run, with the reason and a checkpoint. Progress sets the count back to 0:
 what counts as progress (a token, a swap, a group, a commit) is said with each policy. Nothing is tried again without a
-pause, which doubles with every failure on a rung.
+pause, which doubles with every failure on a rung. Beside that, losses that come too often within a time, whatever came
+between, have a bound (`LossWindow`, `Restarts`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
 
@@ -79,6 +82,39 @@ def after_failure(policy: Policy, failures: int) -> Next:
 def pause_after(failures: int) -> float:
     """Seconds before the next attempt, after so many failures in a row."""
     return float(min(FIRST_PAUSE_S * 2 ** min(max(failures - 1, 0), 32), LONGEST_PAUSE_S))
+
+
+@dataclass(frozen=True, slots=True)
+class Often:
+    """Losses of one worker that are too many within a time, whatever it did between them."""
+
+    most: int
+    """The last of so many is."""
+    window_s: float
+
+
+class LossWindow:
+    """Losses of one worker."""
+
+    def __init__(self, often: Often | None) -> None:
+        """None: however many there are."""
+        self._often = often
+        self._losses: list[tuple[float, Hashable]] = []
+
+    def lost(
+        self, now: float, what: Hashable = None, is_explained: Callable[[Any], bool] = lambda what: False
+    ) -> str | None:
+        """It was lost at `now`, in seconds. If that is too often, how often it was, in words. `what` it was at: a
+        loss that `is_explained` by that, now or later, does not count."""
+        if self._often is None:
+            return None
+        most, window_s = self._often.most, self._often.window_s
+        self._losses = [
+            (at, which) for at, which in (*self._losses, (now, what)) if now - at < window_s and not is_explained(which)
+        ]
+        if len(self._losses) < most:
+            return None
+        return f"{most} times within {window_s:g} s (runtime.restarts.workers)"
 
 
 class Restarts:

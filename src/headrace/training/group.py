@@ -188,6 +188,10 @@ class TrainerGroup:
         report: StepReport = next(iter(reports.values()))
         return report
 
+    def busy_s(self) -> dict[str, float]:
+        """See `Ranks.busy_s`."""
+        return self._ranks.busy_s(self.name)
+
     async def rate(self) -> float:
         """See `Trainer.rate`: of all ranks together."""
         return sum((await self._all("rate", what="how fast its device is")).values())

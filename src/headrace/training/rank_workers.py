@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from headrace.algorithms.pieces import PieceError
 from headrace.config import ConfigError
 from headrace.config.values.hosts import is_loopback
+from headrace.observe.spent import AtWork
 from headrace.runtime.protocol import Clock, Services, WaitTimeout
 from headrace.runtime.together import to_the_end, together
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
@@ -24,6 +25,10 @@ from headrace.weights.plane import WeightError
 
 _LOST_S = 20.0
 """In which it is known which rank it was that others do not hear of: a cluster tells of a lost node within 15."""
+
+BESIDE_ITS_LANE = frozenset(("send", "write_state", "write_reference"))
+"""Methods of a rank that wait for another lane's work: its own may compute meanwhile, or rest."""
+_ALL = "all"
 
 _ERRORS: dict[str, type[Exception]] = {
     each.__name__: each for each in (CheckpointError, ConfigError, OSError, PieceError, StalenessError, WeightError)
@@ -54,6 +59,10 @@ class Ranks(Protocol):
 
     async def answered(self, method: str, args: Mapping[int, Sequence[Any]], *, what: str) -> dict[int, Any]:
         """As `each`, for what a replica does without the others: the answers of those that lose no rank in it."""
+
+    def busy_s(self, name: str) -> dict[str, float]:
+        """Seconds in which any rank was at work, by `name`, and of several ranks those of each, as `name/1`; those that
+        it waited for others within a pass are among them. Nothing where whoever gives out the lane counts."""
 
 
 def who_saves(ranks: Ranks) -> Sequence[int]:
@@ -87,6 +96,10 @@ class RankHere:
 
     answered = each
 
+    def busy_s(self, name: str) -> dict[str, float]:
+        """See `Ranks.busy_s`."""
+        return {}
+
 
 class RankWorkers:
     """Ranks that are workers. The exception of one in this process is raised as it is.
@@ -118,6 +131,7 @@ class RankWorkers:
         self._strangers: set[int] = set()
         """Replicas that are made anew, whose ranks have not come together yet."""
         self._turn = asyncio.Lock()
+        self._busy = AtWork(clock.now)
 
     @property
     def names(self) -> Sequence[str]:
@@ -134,6 +148,13 @@ class RankWorkers:
         """See `Ranks.whole`."""
         lost = {self.layout.within(rank)[0] for rank in self._workers.lost}
         return [replica for replica in range(self.layout.model_replicas) if replica not in lost]
+
+    def busy_s(self, name: str) -> dict[str, float]:
+        """See `Ranks.busy_s`."""
+        found = {name: self._busy.seconds(_ALL)}
+        if self.layout.size > 1:
+            found |= {f"{name}/{rank}": self._busy.seconds(rank) for rank in range(self.layout.size)}
+        return found
 
     async def come_together(self, replicas: Sequence[int] | None = None) -> None:
         """Have the ranks of a replica find each other, and the replicas too. `replicas`: those whose ranks are
@@ -257,7 +278,8 @@ class RankWorkers:
 
     async def _asked(self, rank: int, method: str, args: Sequence[Any], what: str) -> Any:
         try:
-            return (await self._workers.call(method, *args, rank=rank, what=what))[0]
+            with self._busy.at_it(*(() if method in BESIDE_ITS_LANE else (_ALL, rank))):
+                return (await self._workers.call(method, *args, rank=rank, what=what))[0]
         except WorkerError as error:
             own = error.__cause__
             if not isinstance(own, Exception):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from headrace.config import ConfigError, EngineConfig, TrainConfig
 from headrace.config.model import EngineSection
 from headrace.controller.building.first_version import publish_first
-from headrace.controller.building.processors import silence_of, threads_of_worker
+from headrace.controller.building.processors import often_of, silence_of, threads_of_worker
 from headrace.controller.building.server_specs import server_spec
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.memory_estimate import cache_of
@@ -64,6 +64,7 @@ async def load_engines(
         attached=attached,
         lent=config.engine.lent,
         kill=asked.kill if process else None,
+        often=often_of(config),
     )
     launched = next((section for section in config.engine.sections if not section.urls), None)
     if process and returns and launched is not None:
@@ -103,6 +104,7 @@ async def load_judges(plan: Plan, runtime: Runtime, *, returns: bool = True) -> 
             revive=_Revive(asked, anew=plan.config.engine.apart) if returns else None,
             return_deadline_s=plan.config.engine.return_deadline_s,
             judge=path,
+            often=often_of(plan.config),
         )
 
     return {own.path: pool(rank, own.path) for rank, own in enumerate(judges)}

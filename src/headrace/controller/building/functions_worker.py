@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.config import ConfigError
+from headrace.controller.building.processors import often_of
 from headrace.controller.planning.plan import Plan
 from headrace.roles.columns import advantages
 from headrace.roles.columns.functions_worker import InWorker
@@ -42,7 +43,7 @@ def asked_functions(plan: Plan, context: RoleContext, workers: Workers[Functions
     computed = {stage.name: stage.reads for stage in plan.config.algorithm.stages}
     if plan.config.algorithm.looks_at_tokens:
         computed[advantages.NAME] = _advantages_read(plan)
-    return InWorker(workers, context, computed, name=advantages.NAME)
+    return InWorker(workers, context, computed, name=advantages.NAME, often=often_of(plan.config))
 
 
 def _advantages_read(plan: Plan) -> tuple[str, ...]:

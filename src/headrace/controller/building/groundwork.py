@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from headrace.controller.building.device_seconds import DeviceSeconds
 from headrace.controller.building.episode_runners import episode_runner
 from headrace.controller.building.prompt_source import make_prompt_source
 from headrace.controller.building.reward_pools import RewardPools
@@ -83,9 +84,10 @@ def lay_groundwork(
     kl_coefficient: Callable[[int], float | None] = lambda batch: None,
     listeners: Listeners = NOBODY,
     hands: RolloutHands | None = None,
+    others: DeviceSeconds = dict,
 ) -> Groundwork:
     """`engines` have started. `committed`: the version that the run begins from. `hands`: who plays the episodes, if
-    not this process."""
+    not this process. `others`: see `TimeSpent`."""
     config, clock = plan.config, runtime.clock
     rollout = config.rollout
     decode = partial(plan.codec().decode, keep_special_tokens=True)
@@ -130,7 +132,15 @@ def lay_groundwork(
         flow,
         tally,
         waits,
-        TimeSpent(clock, engines, flow, activity, on_policy=config.async_.in_order, trains=not config.rollouts_only),
+        TimeSpent(
+            clock,
+            engines,
+            flow,
+            activity,
+            on_policy=config.async_.in_order,
+            trains=not config.rollouts_only,
+            others=others,
+        ),
         rewards.training.times,
         branch=lineage.branch,
         has_sources=len(plan.prompts.parts) > 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from headrace.config import ConfigError, TrainConfig
-from headrace.controller.building.processors import silence_of, threads_of_worker
+from headrace.controller.building.processors import often_of, silence_of, threads_of_worker
 from headrace.roles.model_return import ModelReturn
 from headrace.runtime.at_start import anew_if_lost
 from headrace.runtime.protocol import Runtime
@@ -32,7 +32,7 @@ async def scoring_ranks(
     await anew_if_lost(together, runtime.clock)
     if kind.kind not in config.scorer_processes:
         return ranks, None
-    return ranks, ModelReturn(workers, runtime.clock, ranks.restart_broken)
+    return ranks, ModelReturn(workers, runtime.clock, ranks.restart_broken, often_of(config))
 
 
 async def started(kind: type[W], spec: object, runtime: Runtime, config: TrainConfig, count: int = 1) -> Workers[Any]:

@@ -1,4 +1,4 @@
-"""The processors of a run whose workers have processes of their own."""
+"""What workers in processes of their own are given and granted: processors, silence, losses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from headrace.config.places import layouts_of
 from headrace.controller.building.threads import available_threads
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.placement import cpus_of
+from headrace.runtime.supervision import Often
 from headrace.runtime.workers import Silence
 
 
@@ -39,3 +40,8 @@ def silence_of(config: TrainConfig) -> Silence:
     up."""
     own, third = config.runtime.stuck.event_loop_s, config.runtime.stall_timeout_s / 3
     return Silence(own, "runtime.stuck.event_loop_s") if own <= third else Silence(third, "runtime.stall_timeout_s / 3")
+
+
+def often_of(config: TrainConfig) -> Often:
+    """Losses with which a worker that has nothing of the training's state is given up, or the run stops."""
+    return Often(config.runtime.restarts.workers, config.runtime.restarts.window_s)

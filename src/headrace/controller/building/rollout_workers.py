@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import ConfigError
+from headrace.controller.building.processors import often_of
 from headrace.controller.building.reward_pools import RewardPools
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.plan import Plan
@@ -22,6 +23,7 @@ from headrace.roles.rollout_workers import RolloutWorkers
 from headrace.roles.workers.rollout import RolloutWorker
 from headrace.roles.workers.rollout_types import ModelSpec, RolloutSpec
 from headrace.runtime.protocol import Clock, Runtime, WaitTimeout
+from headrace.runtime.supervision import Often
 from headrace.runtime.workers import Handle, Placement, Silence, WorkerError, WorkerLost
 from headrace.store import RunStore
 from headrace.store.partials import PARTIALS_NAME
@@ -86,7 +88,7 @@ async def start_rollout_workers(
     )
     silence = Silence(config.rollout.block_timeout_s, "rollout.block_timeout_s")
     where = Placement(process=True, threads=_THREADS, start_s=_START_S, silence=silence)
-    return await begun(RolloutWorker, [spec] * count, where, runtime, store, rewards)
+    return await begun(RolloutWorker, [spec] * count, where, runtime, store, rewards, often_of(config))
 
 
 async def begun(
@@ -96,12 +98,13 @@ async def begun(
     runtime: Runtime,
     store: RunStore,
     rewards: RewardPools,
+    often: Often | None = None,
 ) -> RolloutHands:
-    """Workers of a kind as `RolloutWorker`, at work. Raises as `start_rollout_workers`."""
+    """Workers of a kind as `RolloutWorker`, at work. `often`: see `RolloutSeats`. Raises as `start_rollout_workers`."""
     losses, refs = Losses(), RestoredRefs(runtime.refs, store.journal.read)
     try:
         group = await runtime.start(kind, specs, where)
-        seats = RolloutSeats(group, len(specs), runtime, store.journal, losses)
+        seats = RolloutSeats(group, len(specs), runtime, store.journal, losses, often)
         await seats.begin()
     except WorkerError as error:
         if error.type == ConfigError.__name__:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from headrace.algorithms.estimate import AdvantageEstimator
 from headrace.config.evaluation import PLAIN
 from headrace.controller.best import BestCheckpoint
+from headrace.controller.building.device_seconds import device_seconds
 from headrace.controller.building.episode_runners import evaluations, policy_settings
 from headrace.controller.building.functions_worker import asked_functions
 from headrace.controller.building.groundwork import filter_role, lay_groundwork, rollout_role
@@ -150,6 +151,7 @@ def connect(
         kl_coefficient=lambda batch: kl.of(batch) if algorithm.kl.moves else None,
         listeners=listeners,
         hands=hands,
+        others=device_seconds(models),
     )
     flow, table, context, recorder, record = base.flow, base.table, base.context, base.recorder, base.record
     eta = config.async_.staleness_bound

@@ -60,7 +60,10 @@ TOTALS = (
     Metric(
         "busy_s",
         "seconds, by who",
-        "In which each that has a device computed: an engine (`engine 0`), the trainer, the critic.",
+        "In which each that has a device computed: an engine (`engine 0`), the trainer, the critic; a model that "
+        "scores (`reference`, `proximal`, `teacher`, `reward`), the engine of a judge, and each rank of a model in "
+        "several (`trainer/1`). Of models that score and of ranks it is the time with a call at work there; a rank "
+        "that waits for another within a pass is at work.",
     ),
     Metric("lent_s", "seconds", "In which the trainer's devices were lent to engines (`engine.lent`)."),
     Metric(
@@ -177,7 +180,7 @@ SUMMARY = (
         "time.busy",
         "share, by who",
         "Of the run's time that in which each computed, as `busy_s` has it. Where they have a device by turns "
-        "(`engine.colocated`), what all have together is the device's.",
+        "(`engine.colocated`), what all have together is the device's, ranks left out.",
         "all are small: each waits for another",
         "see `trainer_s` and `engines_s`, which tell for whom",
     ),

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from headrace.observe.spent import AtWork
 from headrace.roles.abandoned import refs_in
 from headrace.roles.model_return import ModelReturn
 from headrace.runtime.protocol import Runtime
@@ -43,6 +44,9 @@ class AskedModel(Protocol):
     async def sees(self) -> Sequence[Seen]:
         """Where each of them is."""
 
+    def busy_s(self) -> dict[str, float]:
+        """See `Ranks.busy_s`."""
+
     async def scores(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
         """Of each row a ref to the log-probs of its tokens; from one forward pass. Raises RefLost."""
 
@@ -70,10 +74,16 @@ class OnLane:
         self._runtime = runtime
         self._scoring = Scoring(runtime.refs, model.logprobs, name)
         self._taken: Saved | None = None
+        self._busy = AtWork(runtime.clock.now)
+
+    def busy_s(self) -> dict[str, float]:
+        """See `AskedModel.busy_s`."""
+        return {self.name: self._busy.seconds(self.name)}
 
     async def scores(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
         """See `AskedModel.scores`."""
-        return await self._runtime.compute(self.name, self._scoring, rows)
+        with self._busy.at_it(self.name):
+            return await self._runtime.compute(self.name, self._scoring, rows)
 
     @property
     def workers(self) -> Sequence[str]:
@@ -115,6 +125,10 @@ class InRanks:
         self._ranks = ranks
         self._refs = refs
         self._passes = SharedPasses(ranks, max_tokens)
+
+    def busy_s(self) -> dict[str, float]:
+        """See `AskedModel.busy_s`."""
+        return self._ranks.busy_s(self.name)
 
     async def scores(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
         """See `AskedModel.scores`: each row in a micro-batch of one rank."""

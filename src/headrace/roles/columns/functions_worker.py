@@ -17,7 +17,7 @@ from headrace.roles.workers.functions import FunctionRow, FunctionsWorker
 from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.signal import Signal
-from headrace.runtime.supervision import FUNCTIONS, Measure, after_failure
+from headrace.runtime.supervision import FUNCTIONS, LossWindow, Measure, Often, after_failure
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
 
 WORKER = f"{LANE}/0"
@@ -31,9 +31,16 @@ class InWorker:
     """`AskedFunctions` of the only worker of its kind. Whoever asks while it is away waits for it."""
 
     def __init__(
-        self, workers: Workers[FunctionsWorker], context: RoleContext, reads: Mapping[str, Sequence[str]], *, name: str
+        self,
+        workers: Workers[FunctionsWorker],
+        context: RoleContext,
+        reads: Mapping[str, Sequence[str]],
+        *,
+        name: str,
+        often: Often | None = None,
     ) -> None:
-        """`reads`: columns that each stage which it computes declares; `name`: of the stage of advantages."""
+        """`reads`: columns that each stage which it computes declares; `name`: of the stage of advantages. `often`:
+        losses with which it is given up, beside those without an answer between; None: there are no others."""
         self._workers = workers
         self._context = context
         self._reads = reads
@@ -41,6 +48,7 @@ class InWorker:
         self._is_up = True
         self._failures = 0
         """In a row, without an answer."""
+        self._losses = LossWindow(often)
         self._given_up: str | None = None
         self._changed = Signal()
         workers.changed.listen(self._look)
@@ -54,11 +62,13 @@ class InWorker:
             self._failures += 1
             reason = self._workers.lost.get(0, "")
             following = after_failure(FUNCTIONS, self._failures)
+            too_often = self._losses.lost(clock.now())
             if following.measure is Measure.STOP:
+                too_often = f"{self._failures} times in a row"
+            if too_often is not None:
                 self._given_up = (
-                    f"the functions worker was lost {self._failures} times in a row, the last time so: {reason}; mend "
-                    "that (functions.placement=own computes in the run's own process, for a debugger), and --resume "
-                    "the run"
+                    f"the functions worker was lost {too_often}, the last time so: {reason}; mend that "
+                    "(functions.placement=own computes in the run's own process, for a debugger), and --resume the run"
                 )
                 self._changed.notify()
                 raise FunctionsLost(self._given_up)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from headrace.models.packing import plan_microbatches
 from headrace.rewards.model_reward import Answered
+from headrace.roles.columns.reward import NAME
 from headrace.roles.model_return import ModelReturn
 from headrace.runtime.refs import Ref
 from headrace.runtime.workers import WorkerLost
@@ -24,6 +25,10 @@ class AskedRewardModel:
         self.returns = returns
         self._ranks = ranks
         self._passes = SharedPasses(ranks, max_tokens // ranks.layout.dp)
+
+    def busy_s(self) -> dict[str, float]:
+        """See `Ranks.busy_s`."""
+        return self._ranks.busy_s(NAME)
 
     async def scores(self, samples: Sequence[Answered]) -> list[float]:
         """See `AnswerScorer.scores`."""
@@ -53,6 +58,6 @@ class AskedRewardModel:
         given = [[([samples[place] for place in places],) for places in part] for part in parts]
         refs = (sample.tokens for sample in samples if isinstance(sample.tokens, Ref))
         async with self._ranks.in_turn():
-            asking = self._passes.made("scores", given, ([],), "scores of reward")
+            asking = self._passes.made("scores", given, ([],), f"scores of {NAME}")
             answers = await of_refs(lambda: next(refs, None), asking)
         return self._passes.in_order(parts, answers, len(samples))

@@ -1,0 +1,63 @@
+"""When a model that only scores is brought back no more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from headrace.roles.model_return import ModelReturn
+from headrace.runtime.signal import Signal
+from headrace.runtime.supervision import Often
+from headrace.runtime.virtual import VirtualRuntime, run_virtually
+from headrace.runtime.workers import Handle, WorkerLost
+
+
+@dataclass
+class Workers:
+    """One, which is lost whenever a test says so."""
+
+    handles: tuple[Handle, ...] = (Handle("reference/0", 0, ""),)
+    lost: dict[int, str] = field(default_factory=dict)
+    changed: Signal = field(default_factory=Signal)
+
+    async def restart(self) -> None:
+        self.lost.clear()
+        self.changed.notify()
+
+    def lose(self) -> WorkerLost:
+        self.lost[0] = "exit code 3"
+        self.changed.notify()
+        return WorkerLost(0, "exit code 3", worker="reference/0")
+
+
+def test_losses_too_often_within_a_time_are_raised_though_it_answers_between() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        workers: Any = Workers()
+        returns = ModelReturn(workers, runtime.clock, workers.restart, Often(3, 600.0))
+        for pause_s in (700.0, 100.0, 100.0):
+            await returns.after(workers.lose())
+            returns.answered()
+            await runtime.clock.sleep(pause_s)
+        with pytest.raises(
+            WorkerLost, match=r"exit code 3; that was so 3 times within 600 s \(runtime\.restarts\.work"
+        ):
+            await returns.after(workers.lose())
+
+    run_virtually(main)
+
+
+def test_losses_without_an_answer_are_raised_and_others_are_borne_for_ever() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        workers: Any = Workers()
+        returns = ModelReturn(workers, runtime.clock, workers.restart)
+        for _ in range(50):
+            await returns.after(workers.lose())
+            returns.answered()
+        for _ in range(7):
+            await returns.after(workers.lose())
+        with pytest.raises(WorkerLost, match="that was so 8 times in a row: mend it"):
+            await returns.after(workers.lose())
+
+    run_virtually(main)
