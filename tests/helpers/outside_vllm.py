@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -47,16 +48,18 @@ class OutsideVllm:
         self._log = folder / "vllm.log"
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
+        self._folder = ""
+        """Of what it puts aside; short, since sockets lie there."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """At its port, as before."""
         command = vllm_command.command(self._launch, self._port)
-        folder = tempfile.mkdtemp(prefix="headrace-")
+        self._folder = tempfile.mkdtemp(prefix="headrace-")
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
-                env=vllm_command.environment(self._launch, os.environ, folder),
+                env=vllm_command.environment(self._launch, os.environ, self._folder),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -85,3 +88,4 @@ class OutsideVllm:
         _, left = psutil.wait_procs(below, timeout=_END_S)
         for each in left:
             each.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
