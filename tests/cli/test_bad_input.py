@@ -30,7 +30,7 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
     # The modules that use it first: their import must still see the real one.
     for place in (
-        "controller.building.engine_workers",
+        "controller.building.first_version",
         "roles.workers.engine",
         "roles.workers.trainer",
         "models.loading",

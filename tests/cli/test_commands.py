@@ -140,7 +140,7 @@ def test_a_dry_run_prints_the_same_plan_and_starts_nothing(
         raise AssertionError("a model was loaded")
 
     for place in (
-        "controller.building.engine_workers",
+        "controller.building.first_version",
         "roles.workers.engine",
         "roles.workers.trainer",
         "models.loading",

@@ -46,7 +46,7 @@ def refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("a model was loaded before the input was checked")
 
-    loads = ("controller.building.engine_workers", "roles.workers.engine", "roles.workers.trainer", "models.loading")
+    loads = ("controller.building.first_version", "roles.workers.engine", "roles.workers.trainer", "models.loading")
     for place in loads:
         monkeypatch.setattr(f"headrace.{place}.load_causal_lm", forbidden)
     for trained in ("of_demonstrations", "of_pairs"):
