@@ -118,11 +118,15 @@ class LaunchedServer:
         shared memory: one that is killed leaves it, some hundred MB of it."""
         self._noted = self._below() or self._noted
         self._needed = [each for each in self._noted if _title(each).startswith(self._title)]
+        self._note_shared()
+
+    def _note_shared(self) -> None:
         found = (path for process in self._noted for path in _shared(process))
         self._segments = sorted({*self._segments, *found})
 
     def end_noted(self) -> None:
-        """End those that linger, and remove the memory that they share."""
+        """End those that linger, and remove the memory that they share, by now."""
+        self._note_shared()
         for process in self._noted:
             with contextlib.suppress(psutil.Error):  # a number that is another's by now is none of these
                 process.kill()
@@ -173,6 +177,8 @@ def _title(process: psutil.Process) -> str:
 def _shared(process: psutil.Process) -> list[str]:
     """The files of shared memory that are its own kind's: what others gave it, as weights, has other names."""
     with contextlib.suppress(psutil.Error, OSError):
+        if not process.is_running():  # its number may be another's by now
+            return []
         paths = [each.path for each in process.memory_maps()]
         return [path for path in paths if path.startswith(_OF_SERVERS)]
     return []
