@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from controller_jobs import make_job, make_reward_model
-from judge_models import make_judge
+from judge_models import ASKED, make_judge
 from rollout_worker_code import SOURCE
 
 from headrace.cli.main import main
@@ -97,16 +97,7 @@ def test_functions_of_the_users_own_and_a_reward_model(tmp_path: Path) -> None:
 
 
 def test_a_judge_beside_the_policy(tmp_path: Path) -> None:
-    make_judge(tmp_path / "judge", says_digits=True)
-    judge = {
-        "model": str(tmp_path / "judge"),
-        "prompt": "{prompt} {response}? ",
-        "pattern": "([0-9])",
-        "low": 0,
-        "high": 9,
-        "max_new_tokens": 3,
-        "timeout_s": 60,
-    }
+    judge = {**ASKED, "model": str(make_judge(tmp_path / "judge", says_digits=True))}
     job = make_job(tmp_path / "job", trainer__batches=4, **EVERY, reward={"function": "judge", "judge": judge})
     train(job, tmp_path / "run")
     assert f"the engine of judge {tmp_path}/judge" in finished(tmp_path / "run", *WORKERS, "judge/0")

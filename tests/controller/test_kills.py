@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from controller_jobs import make_job, make_model, make_reward_model
-from judge_models import make_judge
+from judge_models import ASKED, make_judge
 from killing import RUN, Killing, require_nothing_lost
 
 KILLS = int(os.environ.get("HEADRACE_KILLS", "50"))
@@ -111,15 +111,7 @@ def test_of_whatever_is_killed_nothing_is_lost_and_nothing_counts_twice(tmp_path
 @pytest.mark.timeout(300 + KILLS)
 def test_of_ranks_scorers_judges_and_relays(tmp_path: Path) -> None:
     """What is called reward is the reward model alone: a judge needs no process beside its engine's."""
-    judge = {
-        "model": str(make_judge(tmp_path / "judge", says_digits=True)),
-        "prompt": "{prompt} {response}? ",
-        "pattern": "([0-9])",
-        "low": 0,
-        "high": 9,
-        "max_new_tokens": 3,
-        "timeout_s": 60,
-    }
+    judge = {**ASKED, "model": str(make_judge(tmp_path / "judge", says_digits=True))}
     model = {"path": str(make_reward_model(tmp_path / "rm")), "placement": "process"}
     kill_parts(killing(tmp_path, 2, **PARTS, reward={"function": "judge", "judge": judge, "model": model}), OF_PARTS, 8)
 

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from controller_jobs import CHARACTERS, make_model
 from safetensors.torch import load_file, save_file
 
+ASKED: dict[str, Any] = {
+    "prompt": "{prompt} {response}? ",
+    "pattern": "([0-9])",
+    "low": 0,
+    "high": 9,
+    "max_new_tokens": 3,
+    "timeout_s": 60,
+}
+"""Of `reward.judge`, for one that says digits."""
 DIGITS = [CHARACTERS.index(digit) + 2 for digit in "0123456789"]
 
 
