@@ -69,7 +69,7 @@ def write_config(folder: Path, workload: str, batches: int) -> Path:
     config = {
         "model": {"path": str(folder / "model")},
         "data": {"train": str(folder / "prompts.jsonl")},
-        "reward": {"function": "benchmarks.policy_model:even_share"},
+        "reward": {"function": "benchmarks.rewards:even_share"},
         "rollout": {
             "prompts_per_batch": B,
             "samples_per_prompt": SAMPLES,

@@ -1,4 +1,4 @@
-"""The model, prompts and reward that end-to-end benchmarks share.
+"""The model and prompts that end-to-end benchmarks share.
 
 A Qwen3 with random weights, of 4.98 M parameters unless another shape is asked for, made so that the end-of-sequence
 token has about the same chance at every position: lengths are then geometric, as skewed as asked for, and do not depend
@@ -9,7 +9,6 @@ nearly always comes another, so prompts of such words have long responses, as ha
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,17 +97,6 @@ def make_prompts(path: Path, every_upper: int | None = None) -> None:
                 words = (2, HALF) if number % every_upper else (HALF, VOCABULARY)
             ids = torch.randint(*words, (length,), generator=generator).tolist()
             stream.write(json.dumps({"prompt": " ".join(f"<{i}>" for i in ids)}) + "\n")
-
-
-def reward(response: str, row: dict[str, object]) -> float:
-    """How many different characters the response has, of ten: cheap, and different between samples."""
-    return (sum(map(ord, response)) % 101) / 101
-
-
-def even_share(response: str, row: dict[str, object]) -> float:
-    """The share of its words that have an even number, 0 of no words: to be learnt by answers of any length."""
-    numbers = [int(number) for number in re.findall(r"<(\d+)>", response)]
-    return sum(number % 2 == 0 for number in numbers) / len(numbers) if numbers else 0.0
 
 
 def _part_the_halves(model: Any) -> None:

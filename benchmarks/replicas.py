@@ -59,7 +59,7 @@ def run(folder: Path, batches: int, kills: int) -> dict[str, float]:
         {
             "model": {"path": str(folder / "model")},
             "data": {"train": str(folder / "prompts.jsonl")},
-            "reward": {"function": "benchmarks.policy_model:reward"},
+            "reward": {"function": "benchmarks.rewards:reward"},
             "rollout": {
                 "prompts_per_batch": 8,
                 "samples_per_prompt": 8,

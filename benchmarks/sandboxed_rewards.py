@@ -4,8 +4,8 @@
 
 Processor time is that of this process and all that it started, exited children included, for a function that does
 nothing: what sandboxed calls take beyond trusted ones. Batches are 64 samples asked for together: of a function that
-computes for 40 ms (more than a second on two processors), and of one that does nothing (tiny). Both sides run in turns
-in one call, and ratios are medians over rounds.
+computes for 40 ms (more than a second on two processors), and of one that does nothing (tiny), alone and in a file that
+imports torch. Both sides run in turns in one call, and ratios are medians over rounds.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ async def measure(folder: Path, rounds: int) -> dict[str, Any]:
     file = folder / "functions.py"
     file.write_text(FUNCTIONS)
     found: dict[str, Any] = {}
-    for name, count in (("nothing", CALLS), ("computes", SAMPLES)):
-        pools = {trusted: await opened(f"{file}:{name}", trusted) for trusted in (True, False)}
+    sides = {"nothing": (f"{file}:nothing", CALLS), "computes": (f"{file}:computes", SAMPLES)}
+    for name, (function, count) in {**sides, "torch": ("benchmarks.heavy_reward:reward", CALLS)}.items():
+        pools = {trusted: await opened(function, trusted) for trusted in (True, False)}
         cpu: dict[bool, list[float]] = {True: [], False: []}
         wall: dict[bool, list[float]] = {True: [], False: []}
         for pool in pools.values():

@@ -22,7 +22,7 @@ import yaml
 from benchmarks.machine import save, spread
 from benchmarks.policy_model import make_model, make_prompts
 
-LIGHT, HEAVY = "reward.py:score", "benchmarks.policy_model:reward"
+LIGHT, HEAVY = "reward.py:score", "benchmarks.heavy_reward:reward"
 
 
 def first_step_s(folder: Path, workers: int, reward: str) -> float:

@@ -115,7 +115,7 @@ def measure(folder: Path, tracker: str, batches: int, tiny: bool) -> dict[str, f
     config = {
         "model": {"path": str(folder / "model")},
         "data": {"train": str(folder / "prompts.jsonl")},
-        "reward": {"function": "benchmarks.policy_model:reward"},
+        "reward": {"function": "benchmarks.rewards:reward"},
         "rollout": {
             "prompts_per_batch": 2 if tiny else 8,
             "samples_per_prompt": 8,

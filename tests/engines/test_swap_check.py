@@ -283,3 +283,22 @@ def test_who_was_offered_a_version_takes_no_older_one_and_none_that_differs(tmp_
     fewer = replace(offer, manifest=replace(offer.manifest, entries=offer.manifest.entries[:-1]))
     with pytest.raises(WeightError, match="v1 is not what was offered"):
         receiver_of(fewer).receive_as(lambda received: None)
+
+
+@pytest.mark.parametrize("other", [-10_048.0, -np.inf])
+def test_how_far_a_token_is_excluded_is_no_fault(other: float) -> None:
+    """In bfloat16 there is no number between -9,984 and -10,048, and some servers say -inf."""
+    logprobs = np.full((64, 4), -6.0, np.float32)
+    logprobs[0, 0] = -9_984.0
+    check = SwapCheck(check_tokens(512), logprobs, 1.0, "bfloat16")
+    found = logprobs.copy()
+    found[0, 0] = other
+    assert check.fault(found, "bfloat16") is None
+
+
+def test_that_a_token_is_excluded_by_one_side_alone_is_a_fault() -> None:
+    logprobs = np.full((64, 4), -6.0, np.float32)
+    check = SwapCheck(check_tokens(512), logprobs, 1.0, "bfloat16")
+    found = logprobs.copy()
+    found[0, 0] = -10_000.0  # counts as -100: 94 / 256 = 0.367
+    assert "0.367" in (check.fault(found, "bfloat16") or "")

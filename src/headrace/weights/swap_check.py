@@ -2,6 +2,8 @@
 
 Whoever takes the version scores the same ids by the way that it computes with, and refuses it where the two are too far
 apart: a tensor that was lost, mixed up, left as it was, or converted wrongly. It finds gross faults, not a rounding.
+
+Ids are arbitrary, so a model may all but exclude some: of a logit of -10,000 one rounding in bfloat16 is 64 nats.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ PREDICTED = 256
 """Tokens, of all samples."""
 SHORT, LONG = 5, 33
 """Tokens of a sample: for who decodes it, in few wide passes, and for who scores it as a prompt, in few requests."""
+_LEAST = -100.0
+"""Of a log-prob that is compared: what is below is never sampled, and counts as this."""
 _BOUNDS = {"float32": 1e-4}
 _COARSE = 0.03
 """Of bfloat16, and of what is as coarse."""
@@ -55,9 +59,10 @@ class SwapCheck:
         difference is within the bound of the coarser of the two. A rounding of logits weighs more where they are
         divided by a temperature below 1."""
         bound = bound_in((self.dtype, dtype), routers_choose=self.routers_choose) / min(self.temperature, 1.0)
+        theirs, ours = np.maximum(found, _LEAST), np.maximum(self.logprobs, _LEAST)
         with np.errstate(invalid="ignore"):
-            each = np.abs(found.astype(np.float64) - self.logprobs)
-        each[(found == self.logprobs) | (np.isnan(found) & np.isnan(self.logprobs))] = 0.0
+            each = np.abs(theirs.astype(np.float64) - ours)
+        each[(theirs == ours) | (np.isnan(theirs) & np.isnan(ours))] = 0.0
         apart = float(each.mean())
         if apart <= bound:
             return None

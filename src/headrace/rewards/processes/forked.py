@@ -14,6 +14,7 @@ from headrace.rewards.processes.prepared import Scorer
 from headrace.sandbox import linux
 from headrace.sandbox.child_watch import Ending, Over, Stream, now, watch
 from headrace.sandbox.descendants import kill_descendants
+from headrace.sandbox.huge_pages import collapse
 from headrace.sandbox.limits import Limits, filter_calls
 from headrace.sandbox.meters import MemoryMeter
 from headrace.sandbox.places import HIDDEN
@@ -53,6 +54,8 @@ def prepare() -> None:
     filter_calls(is_program=False)
     gc.collect()
     gc.freeze()  # a collection in a fork would write to every object
+    if linux.IS_LINUX:
+        collapse()
 
 
 class ForkedScorer:
