@@ -88,6 +88,10 @@ def test_ranks_on_two_machines_train_as_one_rank_does_and_a_lost_machine_is_surv
     with RunReader(run) as reader, RunReader(tmp_path / "one" / "run") as one:
         reader.counts().check()
         ours, other = (next(iter(each.metrics.read("batch"))).record for each in (reader, one))
+        sent = [event.data for event in reader.events.read() if event.kind == "weights_sent"]
+    apart = [(each["parts_bytes"], each["bytes"], each["parts_share"]) for each in sent if "parts_bytes" in each]
+    assert apart, "the second machine's part was sent"
+    assert all(0.3 < size / whole < 0.7 and 0 < share <= 1 for size, whole, share in apart)
     for name in ("loss", "grad_norm", "entropy", "trained_tokens"):
         assert ours[name] == pytest.approx(other[name], rel=1e-5, abs=1e-6)
     weights, ranks = (
