@@ -213,6 +213,7 @@ class RayCluster:
         """See `Apart.close`. The cluster ends where it was started here."""
         await self._lines.close()
         if self._is_open:
+            await self._pulses.close()
             self._is_open = False
             refs, self._refs, self._watch = self._refs, None, None
             await on_own_thread(lambda: self._leave(refs))
@@ -271,7 +272,6 @@ class RayCluster:
     def _leave(self, refs: ActorRefs | None) -> None:
         if not self._ended.is_set():
             self._reservations.close()
-            self._pulses.close()
         if refs is not None:
             refs.close()
         if refs is not None and not self._ended.is_set():

@@ -12,11 +12,12 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayError, RaySystemError
+from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from headrace.runtime.protocol import Services
 from headrace.runtime.ray.nodes import here
+from headrace.runtime.together import to_the_end
 
 SILENT_S = 25.0
 """For which a machine may answer nothing. What is lost is to be known within 30 s, and a network that stands still for
@@ -24,6 +25,9 @@ a moment, as while a switch starts anew, is to cost nothing."""
 _LANE = "pulses"
 _LOOK_S = 0.5
 _AGAIN_S = 2.0
+"""After a pulse has ended: its machine may have ended with it, or the cluster, and workers have not noticed yet."""
+_END_S = 5.0
+"""In which one that is being made is there."""
 
 
 class Pulse:
@@ -34,43 +38,46 @@ class Pulse:
 
 
 class Pulses:
-    """Of the machines of a run. In its event loop."""
+    """Of the machines of a run. In its event loop. Of a cluster that was left nothing is asked: Ray ends a process that
+    does."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._silent_s: dict[str, float] = {}
-        self._actors: dict[str, Any] = {}
-        self._closed = False
+        self._watching: dict[str, asyncio.Task[None]] = {}
 
     def watch(self, node: str) -> None:
-        """From now on, as long as Ray takes it for living. Of the controller's own nothing is asked."""
+        """A worker there has just answered. Until its pulse ends, with the machine or alone; then once more, if one
+        answers. Of the controller's own machine nothing is asked."""
         if node not in self._silent_s:
             self._silent_s[node] = 0.0
-            self._services.spawn(self._watch(node), f"pulse of the node {node[:8]}")
+            if node != here():
+                self._watching[node] = self._services.spawn(self._watch(node), f"pulse of the node {node[:8]}")
 
     def silent_s(self, node: str) -> float:
         """For how long it has answered nothing; 0 of one of which that is not known."""
         return self._silent_s.get(node, 0.0)
 
-    def close(self) -> None:
-        """Of no machine anything is asked any more."""
-        self._closed = True
-        for node in [*self._actors]:
-            self._end(node)
+    async def close(self) -> None:
+        """Nothing is asked any more once this returns."""
+        watching, self._watching = [*self._watching.values()], {}
+        for each in watching:
+            each.cancel()
+        if watching:
+            await asyncio.wait(watching, timeout=_END_S)
 
     async def _watch(self, node: str) -> None:
-        services = self._services
-        if node == await services.compute(_LANE, here):
-            return
-        while not self._closed and await services.compute(_LANE, _lives, node):
-            try:
-                self._actors[node] = await services.compute(_LANE, _begun, node)
-                await self._listen(node, self._actors[node])
-            except RayError:  # it has ended: alone, or with its machine
-                self._silent_s[node] = 0.0
-            finally:
-                self._end(node)
-            await services.clock.sleep(_AGAIN_S)
+        pulse = await to_the_end(self._services.compute(_LANE, _begun, node))
+        try:
+            await self._listen(node, pulse)
+        except RayError:  # it has ended
+            self._silent_s[node] = 0.0
+        except asyncio.CancelledError:
+            with suppress(RayError):
+                ray.kill(pulse, no_restart=True)
+            raise
+        await self._services.clock.sleep(_AGAIN_S)
+        self._watching.pop(node, None)
         del self._silent_s[node]
 
     async def _listen(self, node: str, pulse: Any) -> None:
@@ -96,19 +103,8 @@ class Pulses:
                 is_there, self._silent_s[node] = True, 0.0
             await clock.sleep(_LOOK_S)
 
-    def _end(self, node: str) -> None:
-        if (pulse := self._actors.pop(node, None)) is not None:
-            with suppress(RayError):
-                ray.kill(pulse, no_restart=True)
-
-
-def _lives(node: str) -> bool:
-    return ray.is_initialized() and any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
-
 
 def _begun(node: str) -> Any:
-    if not ray.is_initialized():  # it would be now
-        raise RaySystemError("this process has left its cluster")
     there = NodeAffinitySchedulingStrategy(node, soft=False)
     return ray.remote(Pulse).options(num_cpus=0, scheduling_strategy=there, max_restarts=0).remote()
 
