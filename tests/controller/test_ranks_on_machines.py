@@ -88,6 +88,10 @@ def test_ranks_on_two_machines_train_as_one_rank_does_and_a_lost_machine_is_surv
     with RunReader(run) as reader, RunReader(tmp_path / "one" / "run") as one:
         reader.counts().check()
         ours, other = (next(iter(each.metrics.read("batch"))).record for each in (reader, one))
+        sent = [event.data for event in reader.events.read() if event.kind == "weights_sent"]
+    apart = [(each["parts_bytes"], each["bytes"], each["parts_share"]) for each in sent if "parts_bytes" in each]
+    assert apart, "the second machine's part was sent"
+    assert all(0.3 < size / whole < 0.7 and 0 < share <= 1 for size, whole, share in apart)
     for name in ("loss", "grad_norm", "entropy", "trained_tokens"):
         assert ours[name] == pytest.approx(other[name], rel=1e-5, abs=1e-6)
     weights, ranks = (
@@ -98,6 +102,43 @@ def test_ranks_on_two_machines_train_as_one_rank_does_and_a_lost_machine_is_surv
     moved = max(float((weights[name] - begun[name]).abs().max()) for name in weights)
     assert moved > 0
     assert max(float((weights[name] - ranks[name]).abs().max()) for name in weights) <= 1e-5 * moved + 1e-7
+
+
+def test_a_machine_that_falls_silent_is_known_within_half_a_minute_whatever_is_on_it(tmp_path: Path) -> None:
+    """One of two that play is there, whose event loop may stand for two minutes: the cable is pulled, so that nothing
+    is refused and no connection ends. It is made anew on the first machine, and the run goes on."""
+    plays = {
+        "runtime__kind": "ray",
+        "rollout__workers": 2,
+        "cluster__place__rollout": {"cpus": 1, "strategy": "spread"},
+    }
+    config, run = make_job(tmp_path / "job", trainer__batches=5000, **JOB, **plays), tmp_path / "run"
+    with machines(tmp_path) as cluster:
+        on_first = [*cluster.first.enter, sys.executable, "-m", "headrace.cli.main"]
+        line = [*on_first, "train", str(config), "--dir", str(run), "--plain", f"runtime.address={cluster.address}"]
+        process = subprocess.Popen(
+            line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=cluster.environment
+        )
+        try:
+            until(lambda: last_batch(run) > 0, process)
+            (name,) = (each for each in ("rollout-0", "rollout-1") if actors(cluster.node, run, each))
+            subprocess.run([*cluster.first.enter, "ip", "link", "set", "here", "down"], check=True)
+            began = time.monotonic()
+            until(lambda: "worker_lost" in kinds_of(run), process)
+            found_s = time.monotonic() - began
+            batch = last_batch(run)
+            until(lambda: last_batch(run) > batch + 1, process)
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=_WAIT_S)
+        finally:
+            process.kill()
+        assert process.returncode == 0, out[-3000:]
+    assert found_s < 30
+    with RunReader(run) as reader:
+        reader.counts().check()
+        (lost,) = [event.data for event in reader.events.read() if event.kind == "worker_lost"]
+    assert lost["worker"] == name.replace("-", "/")
+    assert "its machine has answered nothing for 2" in lost["message"]
 
 
 def last_batch(run: Path) -> int:

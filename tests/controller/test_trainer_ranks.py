@@ -111,12 +111,14 @@ def test_ranks_step_as_one_does(tmp_path: Path, layouts: list[object], changes: 
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-6)
         assert other["entropy"] == pytest.approx(one["entropy"], rel=1e-6)
         assert other["mismatch_max_abs"] < 1e-5
+        own_layout = layout_of(LayoutConfig.model_validate(layout))
+        assert other["rows_read_bytes"] == one["rows_read_bytes"] > 0, "once, whoever computes with them"
+        assert (other["rows_told_bytes"] > 0) == (own_layout.size > own_layout.dp)
         if "critic__layout" in changes:
             assert other["critic_loss"] == pytest.approx(one["critic_loss"], rel=1e-5)
         busy = json.loads((tmp_path / f"ranks{number}" / "run" / "summary.json").read_text())["time"]["busy"]
         of_ranks = [share for name, share in busy.items() if name.startswith("trainer/")]
-        size = layout_of(LayoutConfig.model_validate(layout)).size
-        assert len(of_ranks) == (size if size > 1 else 0)
+        assert len(of_ranks) == (own_layout.size if own_layout.size > 1 else 0)
         assert all(0 < share <= 1 for share in of_ranks)
         assert found.keys() == weights.keys()
         own = gradients(tmp_path / f"ranks{number}", weights)
@@ -264,11 +266,14 @@ def test_a_rank_is_healed_while_rollouts_go_on(tmp_path: Path, monkeypatch: pyte
     assert {each.issue for each in receipts} == {0}
 
 
+@pytest.mark.parametrize(
+    ("dies", "rank"), [(("add_up", 2), 0), (("take", 2), 1)], ids=["before a step", "as it is to read for the others"]
+)
 def test_what_nobody_else_has_is_trained_again_since_the_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: tuple[str, int], rank: int
 ) -> None:
     """Some of the layers, in the third step; nothing was committed since the beginning."""
-    kill_ranks(monkeypatch, {("add_up", 2): 0})
+    kill_ranks(monkeypatch, {dies: rank})
     apart = {"trainer__placement": "process", "trainer__layout": {"pp": 2}, "checkpoint__every": 9}
     job = make_job(tmp_path / "job", trainer__batches=4, **apart)
     assert main(["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]) == 0
@@ -276,7 +281,7 @@ def test_what_nobody_else_has_is_trained_again_since_the_commit(
         assert reader.status().name == "finished"
         reader.counts().check()
         (lost,) = [event for event in reader.events.read() if event.kind == "trainer_lost"]
-        assert "trainer/0" in lost.data["message"]
+        assert f"trainer/{rank}" in lost.data["message"]
         assert [row.branch for row in reader.metrics.read("batch")] == [1] * 4
 
 

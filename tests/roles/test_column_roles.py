@@ -25,6 +25,7 @@ from headrace.roles.columns.scorer import ScoredColumns
 from headrace.roles.columns.token_advantages import TokenAdvantages
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.workers import WorkerLost
+from headrace.training.rows.row_reader import RowReader
 from headrace.training.scoring import Scoring
 
 LOST = Ref("functions/0", 7, ("x",))
@@ -35,7 +36,7 @@ def scorer(house: House) -> ColumnRole:
         house.long()
         return micro.tokens.float()
 
-    scoring = Scoring(house.context.refs, score, "reference")
+    scoring = Scoring(RowReader(house.context.refs), score, "reference")
     asked = partial(house.context.compute, "reference", "scores", scoring)
     scored = ScoredColumns(house.context, name="reference", columns=("reference",), score=asked, max_tokens=100)
     return ColumnRole(house.context, scored)

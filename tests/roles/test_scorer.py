@@ -20,6 +20,7 @@ from headrace.roles.columns.filling import ColumnRole
 from headrace.roles.columns.scorer import ScoredColumns
 from headrace.roles.context import RoleContext
 from headrace.runtime.inline import InlineRuntime
+from headrace.training.rows.row_reader import RowReader
 from headrace.training.scoring import Scoring
 
 
@@ -42,7 +43,7 @@ def passes(*, by_group: bool, max_tokens: int) -> list[list[int]]:
             context,
             name="reference",
             columns=("reference",),
-            score=partial(context.compute, "reference", "scores", Scoring(context.refs, score, "reference")),
+            score=partial(context.compute, "reference", "scores", Scoring(RowReader(context.refs), score, "reference")),
             max_tokens=max_tokens,
             by_group=by_group,
         )

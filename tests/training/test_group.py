@@ -20,7 +20,7 @@ from headrace.runtime.workers import Host, Placement, WorkerError, WorkerLost, W
 from headrace.training.group import TrainerGroup
 from headrace.training.layouts.ranks import Layout
 from headrace.training.pieces import Piece
-from headrace.training.protocol import CheckpointError, Written
+from headrace.training.protocol import CheckpointError, StepReport, Written
 from headrace.training.rank import TRAINER_TYPES, Task, TrainerRank
 from headrace.training.rank_workers import BESIDE_ITS_LANE, RankWorkers
 from headrace.training.replicas import Meeting
@@ -126,7 +126,7 @@ class Half:
         self.rank = rank
         self.weights = torch.arange(8.0).view(4, 2)[2 * rank : 2 * rank + 2].clone()
 
-    peers = None
+    peers = beside = None
 
     def join(self, *meeting: object) -> None:
         pass
@@ -258,7 +258,7 @@ class Sharing:
     """What it is given is what it answers: nothing is told of a row but its length."""
 
     kind: ClassVar[str] = "sharing"
-    types: ClassVar[WireTypes] = WireTypes({})
+    types: ClassVar[WireTypes] = WireTypes({"step_report": StepReport})
 
     def __init__(self, spec: None, host: object) -> None:
         self._taken: list[list[int]] = []
@@ -271,8 +271,8 @@ class Sharing:
 
     def add_up(self) -> None: ...
 
-    def step(self) -> int:
-        return sum(map(sum, self._taken))
+    def step(self) -> StepReport:
+        return StepReport(0.0, 0.0, 0.0, False, 1.0, {}, {}, 0, 0, 0, read_bytes=3, told_bytes=4)
 
     def tokens(self) -> int:
         return sum(map(sum, self._taken))
@@ -292,7 +292,8 @@ def test_ranks_have_as_much_over_all_calls_of_a_batch_and_the_next_batch_begins_
                 await group.accumulate(rows)
                 had.append([(await workers.call("tokens", rank=rank, what="tokens"))[0] for rank in (0, 1)])
                 if call == 2:
-                    await group.step()
+                    report = await group.step()
+                    assert (report.read_bytes, report.told_bytes) == (6, 8)
             assert had == [[10, 0], [10, 20], [30, 20], [40, 20]]
         finally:
             await runtime.close()

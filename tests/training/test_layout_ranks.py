@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from headrace.config import TrainConfig
 from headrace.controller.planning.placement import run_teams
 from headrace.training.layouts.pipelined_model import bin_of
-from headrace.training.layouts.ranks import Layout, Order, Place, grouping, layout_of
+from headrace.training.layouts.ranks import Layout, Order, Place, grouping, layout_of, readers
+from headrace.weights.seen import Seen
 
 COUNTS = st.integers(1, 4)
 LAYOUTS = st.builds(Layout, dp=COUNTS, tp=COUNTS, pp=COUNTS, cp=COUNTS)
@@ -57,6 +58,42 @@ def test_in_inference_data_comes_first() -> None:
 def test_each_part_of_the_data_goes_to_its_head(layout: Layout, heads: tuple[int, ...]) -> None:
     """Of the last stage the first tensor rank."""
     assert layout.heads == heads
+
+
+def seen(machines: str) -> list[Seen]:
+    """A rank on each; "?" tells nobody where it is."""
+    return [Seen("" if name == "?" else name, "1", number, "cpu") for number, name in enumerate(machines)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "machines", "reading"),
+    [
+        (Layout(pp=2), "aa", [1, 1]),  # the head is of the last stage
+        (Layout(pp=2), "ab", [0, 1]),
+        (Layout(pp=2), "??", [0, 1]),
+        (Layout(dp=2, pp=2), "aaaa", [2, 3, 2, 3]),
+        (Layout(dp=2, pp=2), "aabb", [0, 1, 2, 3]),
+        (Layout(dp=2, tp=2), "aaaa", [0, 0, 2, 2]),
+        (Layout(tp=2, pp=2), "aabb", [0, 0, 2, 2]),  # beside no head the first
+        (Layout(tp=2, pp=2), "abab", [2, 1, 2, 1]),
+        (Layout(dp=3, zero=2), "aaa", [0, 1, 2]),  # each has rows of its own
+    ],
+)
+def test_who_reads_rows_for_whom(layout: Layout, machines: str, reading: list[int]) -> None:
+    assert readers(layout, seen(machines)) == reading
+
+
+@given(LAYOUTS, st.data())
+def test_of_each_part_of_the_data_one_rank_of_a_machine_reads_for_all_there(
+    layout: Layout, data: st.DataObject
+) -> None:
+    machines = data.draw(st.text("abc", min_size=layout.size, max_size=layout.size))
+    found = readers(layout, seen(machines))
+    of = {(layout.place(rank).dp, machines[rank], found[rank]) for rank in range(layout.size)}
+    assert len(of) == len({(part, machine) for part, machine, _ in of})
+    for rank, reader in enumerate(found):
+        assert found[reader] == reader
+        assert (layout.place(reader).dp, machines[reader]) == (layout.place(rank).dp, machines[rank])
 
 
 def test_actor_and_critic_on_the_same_workers_share_the_routes_of_the_data() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
 from unittest import mock
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from headrace.weights import parts_apart
 from headrace.weights.manifest import build_manifest
 from headrace.weights.parts import OpenSlot, Part, PartWriter, require_all
-from headrace.weights.parts_apart import who_writes
+from headrace.weights.parts_apart import Came, who_writes
 from headrace.weights.plane import WeightError
 from headrace.weights.seen import CPU, Seen
 from headrace.weights.shm import ShmPublisher, ShmReceiver
@@ -118,6 +119,73 @@ def test_whoever_has_a_part_it_arrives(
     assert received["w"].equal(whole.bfloat16())
     assert received["odd"].equal(odd.bfloat16())
     assert received["n"].equal(one)
+
+
+class Ranks:
+    """Two, of which one is on another machine and has all that changes: over several versions."""
+
+    def __init__(self, folder: Path, *, deltas: bool = True) -> None:
+        self.publisher = ShmPublisher(folder)
+        seen, lines = at("a", "b"), {(one, 1 - one): Queue[torch.Tensor]() for one in (0, 1)}
+        self.writers = [PartWriter(Queues(rank, seen, lines), deltas=deltas) for rank in (0, 1)]
+
+    def publish(self, number: int, whole: torch.Tensor, *, ends: bool = True) -> Came:
+        """[4096] in bfloat16, of which the second has the last 3072. What came."""
+        manifest = build_manifest(Version(0, number), {"w": whole.to("meta")}, checksums=False)
+        opened = OpenSlot(self.publisher.address, self.publisher.begin(manifest).generation)
+        parts = [Part("w", (0,), whole[:1024]), Part("w", (1024,), whole[1024:].float(), torch.bfloat16)]
+        with ThreadPoolExecutor(2) as pool:
+            writing = [pool.submit(self.writers[rank].write, opened, [parts[rank]]) for rank in (0, 1)]
+            assert sum(each.result(30) for each in writing) == 8192
+        if ends:
+            self.publisher.end(manifest, None)
+            assert ShmReceiver(self.publisher.address).receive()[1]["w"].equal(whole)
+        return self.writers[0].came
+
+
+def test_what_changed_of_a_ranks_own_part_is_sent_where_the_version_before_is_there(tmp_path: Path) -> None:
+    """Of 3,072 numbers 30 change a bit; then all; then few, of a version that nobody ended, and in another slot's
+    folder."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    ranks, whole = Ranks(tmp_path / "one"), torch.randn(4096).bfloat16()
+
+    def step(places: slice) -> torch.Tensor:
+        whole.view(torch.int16)[places] ^= 1
+        return whole
+
+    assert ranks.publish(1, whole) == Came(6144, 6144)
+    for number in (2, 3):
+        came = ranks.publish(number, step(slice(1024, None, 100)))
+        assert (came.size, 0 < came.sent < 200) == (6144, True)
+    assert ranks.publish(4, step(slice(None))) == Came(6144, 6144), "all have changed"
+    assert ranks.publish(5, step(slice(1024, None, 100)), ends=False).sent < 200
+    assert ranks.publish(5, step(slice(1024, None, 100))).sent == 6144, "what was sent last never became a version"
+    assert ranks.publish(6, step(slice(1024, None, 100))).sent < 200
+    ranks.publisher = ShmPublisher(tmp_path / "other")
+    assert ranks.publish(7, step(slice(1024, None, 100))).sent == 6144, "of another life of the first rank"
+    assert ranks.publish(8, step(slice(1024, None, 100))).sent < 200
+
+
+def test_without_deltas_all_of_a_part_is_sent(tmp_path: Path) -> None:
+    ranks, whole = Ranks(tmp_path, deltas=False), torch.randn(4096).bfloat16()
+    assert [ranks.publish(number, whole).sent for number in (1, 2)] == [6144, 6144]
+
+
+class Damaged(Queues):
+    """A bit of each byte of the buckets that it sends is another."""
+
+    def send(self, tensor: torch.Tensor, rank: int) -> None:
+        is_bucket = tensor.dtype is torch.uint8 and not bytes(tensor.numpy()).startswith(b"[[")
+        super().send(tensor ^ 1 if is_bucket else tensor, rank)
+
+
+def test_what_is_damaged_on_its_way_is_no_version(tmp_path: Path) -> None:
+    _, opened = begun(tmp_path)
+    seen, lines = at("a", "b"), {(1, 0): Queue[torch.Tensor](), (0, 1): Queue[torch.Tensor]()}
+    PartWriter(Damaged(1, seen, lines)).write(opened, [Part("odd", (0,), torch.ones(3), torch.bfloat16)])
+    with pytest.raises(WeightError, match="rank 1 has bytes of 'odd' that were damaged on their way"):
+        PartWriter(Queues(0, seen, lines)).write(opened, [])
 
 
 def test_what_has_no_place_in_the_version_is_told_and_nobody_waits(tmp_path: Path) -> None:

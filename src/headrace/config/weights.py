@@ -21,7 +21,9 @@ class WeightsConfig(Section):
     `cuda_ipc` is never chosen, and has to be given."""
     deltas: bool | None = None
     """Whether relays are sent what changed since the version that they have, lossless, where that is less. Unless
-    given, they are where some are on other machines than the trainer: on one machine the whole is faster."""
+    given, they are where some are on other machines than the trainer: on one machine the whole is faster. Ranks that
+    have cut the model up, on other machines than the first, send what changed of their own parts, unless it is
+    false."""
     relay_backend: Literal["gloo"] | None = None
     """By what relays speak. Unless given, NCCL where the trainer and each that has a relay are on a CUDA device of
     their own, and gloo elsewhere, or once NCCL has failed. NCCL takes some hundred MiB of each device."""

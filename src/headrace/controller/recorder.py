@@ -154,6 +154,8 @@ class Recorder:
             trained_tokens=sum(report.trained_tokens for report in step.epochs[0]),
             forwarded_tokens=sum(report.forwarded_tokens for report in reports),
             padding_tokens=sum(report.padding_tokens for report in reports),
+            rows_read_bytes=sum(report.read_bytes for report in reports),
+            rows_told_bytes=sum(report.told_bytes for report in reports),
             masked_tokens=stats.masked_tokens,
             lost_branch_tokens=stats.lost_branch_tokens,
             late_groups=step.late_groups,

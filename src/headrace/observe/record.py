@@ -129,6 +129,10 @@ class BatchRecord:
     """None without a critic."""
     truncated_samples: int = 0
     """Samples that a limit on tokens, context or turns cut off."""
+    rows_read_bytes: int = 0
+    """Of the arrays of rows that ranks of the policy read by ref, each for itself or for those beside it."""
+    rows_told_bytes: int = 0
+    """Of rows that ranks of the policy were told by the one beside them that read them."""
     reward_terms: dict[str, float] = field(default_factory=dict)
     """Of a reward of several terms: the mean of each over the samples that have it, before it is weighted, by name. The
     reward model's score is `model`."""

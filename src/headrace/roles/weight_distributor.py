@@ -68,5 +68,13 @@ class WeightDistributor:
                     "bytes": left.size,
                     "seconds": round(left.seconds, 6),
                     "bytes_per_s": round(left.size / left.seconds) if left.seconds else None,
+                    **_of_parts(left),
                 },
             )
+
+
+def _of_parts(left: Departure) -> dict[str, float]:
+    """Of those that ranks on other machines had: their bytes, and the share of them that was sent."""
+    if not left.of_others:
+        return {}
+    return {"parts_bytes": left.of_others, "parts_share": round(left.sent / left.of_others, 4)}

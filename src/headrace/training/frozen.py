@@ -19,6 +19,7 @@ from headrace.models.parted_files import FileTensor, PartedFiles
 from headrace.models.values import sample_scores
 from headrace.training.layouts.ranks import WHOLE, Layout
 from headrace.training.replicas import At, Meeting
+from headrace.training.rows.row_reader import Beside
 from headrace.training.saved import SavedWeights, copied
 from headrace.training.shared_model import SharedModel
 from headrace.training.state import WEIGHTS, read_weights
@@ -50,6 +51,11 @@ class FrozenScorer:
     def join(self, rank: int, meeting: Meeting | At, seconds: float) -> None:
         """See `SharedModel.join`."""
         self._shared.join(rank, meeting, seconds)
+
+    @property
+    def beside(self) -> Beside | None:
+        """See `RankGroup.beside`."""
+        return self._shared.beside
 
     def logprobs(self, micro: MicroBatch) -> Tensor:
         """[N] float32 on the micro-batch's device, 0 outside its mask."""
@@ -122,6 +128,11 @@ class FrozenRewardModel:
     def join(self, rank: int, meeting: Meeting | At, seconds: float) -> None:
         """See `SharedModel.join`."""
         self._shared.join(rank, meeting, seconds)
+
+    @property
+    def beside(self) -> Beside | None:
+        """See `RankGroup.beside`."""
+        return self._shared.beside
 
     def scores(self, micro: MicroBatch) -> Tensor:
         """[S] float32 on the CPU: the class's logit at each sample's last token."""

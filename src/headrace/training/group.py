@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from headrace.training.gap import Gap
 from headrace.training.group_state import KeptReference, take, write
 from headrace.training.layouts.ranks import Layout
 from headrace.training.parts_on_disk import Opened
-from headrace.training.protocol import StepReport
+from headrace.training.protocol import PartWritten, StepReport
 from headrace.training.rank_workers import Ranks, RankWorkers
 from headrace.training.rows.packed_rows import RowToTrain
 from headrace.training.shared_passes import SharedPasses, of_refs
@@ -54,6 +55,9 @@ class TrainerGroup:
         """Optimiser steps since the ranks were made, or loaded a checkpoint: now, and at the last `settled`."""
         self._between = False
         """Within the several steps of a batch: ranks remember what it began with."""
+        self._came = 0, 0
+        """Bytes of the last version that ranks have on other machines than the first one's, and those that they sent
+        for them."""
         self._takers: Sequence[int] = ()
         """Ranks that have taken a part of the checkpoint, and are to write it."""
 
@@ -186,7 +190,11 @@ class TrainerGroup:
         reports = await self._ranks.answered("step", every, what="an optimiser step")
         self._steps += 1
         report: StepReport = next(iter(reports.values()))
-        return report
+        return replace(
+            report,
+            read_bytes=sum(one.read_bytes for one in reports.values()),
+            told_bytes=sum(one.told_bytes for one in reports.values()),
+        )
 
     def busy_s(self) -> dict[str, float]:
         """See `Ranks.busy_s`."""
@@ -234,6 +242,7 @@ class TrainerGroup:
 
     async def snapshot(self, version: Version) -> None:
         """Copy the weights as they are. Raises WeightError."""
+        self._came = 0, 0
         opened: Opened | None = await self._jointly("snapshot", version, what="a copy of the weights")
         if opened is not None:
             await self._written(opened, "seal")
@@ -251,10 +260,11 @@ class TrainerGroup:
     async def send(self) -> Departure:
         """Make the copy of `snapshot` the newest version that receivers find, and have relays carry it. The trainer may
         go on meanwhile. Raises WeightError."""
+        came = self._came
         size, seconds = await self._call("send", what="weights on their way")
         if self._relays is not None:
             await self._relays.carry(self.plane()[1])
-        return Departure("memory" if self._receiver is None else self._receiver[0], size, seconds)
+        return Departure("memory" if self._receiver is None else self._receiver[0], size, seconds, *came)
 
     async def publish(self, version: Version) -> None:
         """`snapshot`, and `send`. Raises WeightError."""
@@ -361,8 +371,9 @@ class TrainerGroup:
         """Have each rank of the first replica write what it has, and then the first one `seal` it; returns what that
         answers. Raises WeightError."""
         own = dict.fromkeys(self._layout.members(0), (opened,))
-        written = await self._ranks.each("write_part", own, what="its part of the weights")
-        return await self._call(seal, sum(written.values()), what="a copy of the weights")
+        written: dict[int, PartWritten] = await self._ranks.each("write_part", own, what="its part of the weights")
+        self._came = sum(one.came for one in written.values()), sum(one.sent for one in written.values())
+        return await self._call(seal, sum(one.size for one in written.values()), what="a copy of the weights")
 
     async def _call(self, method: str, *args: Any, what: str) -> Any:
         return await self._ranks.call(method, *args, what=what)

@@ -70,6 +70,10 @@ class StepReport:
     padding_tokens: int
     operations: float = 0.0
     """Model FLOPs of the batch's rows, forward and backward (`models/operations.py`)."""
+    read_bytes: int = 0
+    """Of rows' arrays that were read by ref since the step before: of all ranks."""
+    told_bytes: int = 0
+    """Of rows that a rank was told by the one beside it that read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,17 @@ class Written:
     """Bytes of them that all ranks have to write."""
     files: Mapping[str, Digest] = field(default_factory=dict)
     """Of those that this rank wrote alone, by their path in the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartWritten:
+    """What one rank wrote of a version that leaves. In bytes."""
+
+    size: int
+    came: int = 0
+    """Of `size`: what ranks have that do not see the memory."""
+    sent: int = 0
+    """What these sent for it."""
 
 
 class Saved(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,16 +16,17 @@ from headrace.experience.columns import read, refs_of
 from headrace.models.packing import MicroBatch, PackRow, pack
 from headrace.models.values import values_and_last
 from headrace.runtime.protocol import Services
-from headrace.runtime.refs import Ref, Refs, near
+from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.store.media.files import Digest
 from headrace.training.gap import Gap, measure
 from headrace.training.objective import policy_columns, prepare_batch
 from headrace.training.parts_on_disk import Opened, OpenFolder, PartsOnDisk
-from headrace.training.protocol import PolicyTrainer, Saved, StepReport, Trainer, Written
+from headrace.training.protocol import PartWritten, PolicyTrainer, Saved, StepReport, Trainer, Written
 from headrace.training.replicas import At, MeetingPlace
 from headrace.training.rows.held_rows import HeldRows
 from headrace.training.rows.packed_rows import ROW_TYPES, RowToTrain, pack_row, put_each, split
+from headrace.training.rows.row_reader import RowReader
 from headrace.training.rows.spans import SPANNED, check_spans
 from headrace.training.scoring import Scoring
 from headrace.weights.devices import device_name
@@ -54,6 +55,7 @@ TRAINER_TYPES = ROW_TYPES.with_types(
             "gap": Gap,
             "open_folder": OpenFolder,
             "open_slot": OpenSlot,
+            "part_written": PartWritten,
             "pack_row": PackRow,
             "seen": Seen,
             "step_report": StepReport,
@@ -86,24 +88,28 @@ class Task:
     """By the column that they write."""
     prepare: Callable[[Sequence[MicroBatch]], None] | None = None
     """Adds columns that need the whole batch."""
+    reader: RowReader | None = None
+    """By which rows come to what scores them, and to all else."""
 
 
 def policy_task(trainer: PolicyTrainer, refs: Refs, config: AlgorithmConfig, *, own_proximal: bool) -> Task:
     """Of the actor's group."""
-    scores = {"proximal": trainer.logprobs, "reference": trainer.reference_logprobs}
+    reader, scores = RowReader(refs), {"proximal": trainer.logprobs, "reference": trainer.reference_logprobs}
     return Task(
         policy_columns(config, own_proximal=own_proximal),
-        {name: Scoring(refs, score, name) for name, score in scores.items()},
+        {name: Scoring(reader, score, name) for name, score in scores.items()},
         prepare_batch(config),
+        reader,
     )
 
 
 def value_task(trainer: Trainer, refs: Refs, config: AlgorithmConfig) -> Task:
     """Of the critic's group. With `bootstrap`, values come with that of the state after each sample."""
-    values = Scoring(refs, trainer.outputs, "values")
+    reader = RowReader(refs)
+    values = Scoring(reader, trainer.outputs, "values")
     if config.truncated == "bootstrap":
-        values = Scoring(refs, partial(trainer.outputs, of=values_and_last), "values", ("truncated",))
-    return Task(_VALUES, {"values": values})
+        values = Scoring(reader, partial(trainer.outputs, of=values_and_last), "values", ("truncated",))
+    return Task(_VALUES, {"values": values}, reader=reader)
 
 
 class TrainerRank:
@@ -122,6 +128,7 @@ class TrainerRank:
         reference: Kept | None = None,
         check: Callable[[], SwapCheck] | None = None,
         by_parts: bool = False,
+        deltas: bool = True,
         device: torch.device,
     ) -> None:
         """`plane`: by which its weights leave; in this process's memory unless given. `aside`: makes one for a version
@@ -129,10 +136,12 @@ class TrainerRank:
         copy that it keeps of its own weights, if that goes with a checkpoint. `check`: makes the swap check of the
         present weights, where they are converted or copied on their way. `by_parts`: each rank writes what it has
         of the weights into what they leave through, as they do aside; if that is in this process alone, none leave.
+        `deltas`: see `PartWriter`.
         `device`: of the weights."""
         self._trainer = trainer
         self._services = services
         self._task = task
+        self._reader = task.reader or RowReader(services.refs)
         self._plane = plane or MemoryPublisher()
         self._make_aside = aside
         self._aside: WeightPublisher | None = None
@@ -141,6 +150,7 @@ class TrainerRank:
         self._check = check
         self._held: HeldRows | None = None
         self._by_parts = by_parts
+        self._deltas = deltas
         self._device = device
         self._writer = PartWriter()
         self._snapshot: Snapshot | None = None
@@ -165,8 +175,9 @@ class TrainerRank:
         data. Raises RuntimeError, ConfigError."""
         self._tells, self._leads = tells, rank == 0
         self._of_many.join(rank, self._meeting.of(at), seconds)
+        self._reader.join(self._of_many.beside)
         if self._by_parts:
-            self._writer = PartWriter(self._of_many.peers)
+            self._writer = PartWriter(self._of_many.peers, deltas=self._deltas)
 
     def pair(self, replica: int, at: At, seconds: float) -> None:
         """Be of one of several replicas, whose other ones find each other there. Raises RuntimeError."""
@@ -180,9 +191,10 @@ class TrainerRank:
 
     def take(self, parts: Sequence[Sequence[RowToTrain]], coefficient: float | None = None) -> None:
         """Read these rows, of one micro-batch each, for `accumulate_taken`; without rows it is a pass for the sake of
-        other ranks. Raises StalenessError, RefLost."""
+        other ranks. By all ranks that are given them. Raises StalenessError, RefLost."""
         self._penalise(coefficient)
-        self._taken = [(list(rows), self._packed(rows)) for rows in parts]
+        packed = iter(self._packed([row for rows in parts for row in rows]))
+        self._taken = [(list(rows), [next(packed) for _ in rows]) for rows in parts]
 
     def accumulate_taken(self) -> list[list[Ref]]:
         """See `accumulate`: of each micro-batch that was taken."""
@@ -248,7 +260,8 @@ class TrainerRank:
         """See `Trainer.step`."""
         report = self._trainer.step()
         self._steps += 1
-        return report
+        read, told = self._reader.taken()
+        return replace(report, read_bytes=read, told_bytes=told)
 
     def reaches(self) -> list[int]:
         """With how many steps it can be: those that it has made since it was made, or told where to go on, and those
@@ -320,15 +333,16 @@ class TrainerRank:
         self._copied_s = self._services.clock.now() - began
         return None
 
-    def write_part(self, opened: Opened) -> int:
-        """How many bytes of the version this rank has written: see `PartWriter`. Raises WeightError, RuntimeError."""
+    def write_part(self, opened: Opened) -> PartWritten:
+        """What this rank has written of the version: see `PartWriter`. Raises WeightError, RuntimeError."""
         trainer: Any = self._trainer
         if isinstance(opened, OpenFolder):
             boxes = ((name, piece.begin, piece.tensor.detach()) for name, piece in trainer.pieces())
-            return PartsOnDisk(trainer.outlines()).write(opened, boxes)
+            return PartWritten(PartsOnDisk(trainer.outlines()).write(opened, boxes))
         dtypes = {name: outline.dtype for name, outline in trainer.outlines().items()}
         parts = (Part(name, piece.begin, piece.tensor, dtypes[name]) for name, piece in trainer.pieces())
-        return self._writer.write(opened, parts)
+        size, came = self._writer.write(opened, parts), self._writer.came
+        return PartWritten(size, came.size, came.sent)
 
     def seal(self, written: int) -> None:
         """Of the first, once all have written so many bytes together. Raises WeightError."""
@@ -458,7 +472,12 @@ class TrainerRank:
             self._coefficient.value = coefficient
 
     def _packed(self, rows: Sequence[RowToTrain]) -> list[PackRow]:
-        refs = near(self._services.refs, refs_of(rows))
-        for row in rows:
-            check_spans(row.header, read(refs, row, SPANNED))
-        return [pack_row(refs, row, self._task.columns) for row in rows]
+        if not rows:
+            return []
+
+        def made(refs: Refs) -> list[PackRow]:
+            for row in rows:
+                check_spans(row.header, read(refs, row, SPANNED))
+            return [pack_row(refs, row, self._task.columns) for row in rows]
+
+        return self._reader(refs_of(rows), made)

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from headrace.experience.columns import refs_of
 from headrace.models.packing import MicroBatch, pack
-from headrace.runtime.refs import Ref, Refs, near
+from headrace.runtime.refs import Ref
 from headrace.training.rows.packed_rows import RowToTrain, pack_row, put_each, split
+from headrace.training.rows.row_reader import RowReader
 
 Score = Callable[[MicroBatch], Tensor]
 """[N] float32, 0 outside the mask; or [N, 2], whose second column has what is of the whole sample at its last token."""
@@ -18,10 +19,10 @@ Score = Callable[[MicroBatch], Tensor]
 class Scoring:
     """Blocking; call it on one compute lane."""
 
-    def __init__(self, refs: Refs, score: Score, column: str, reads: Sequence[str] = ()) -> None:
-        """`column`: of the scores of tokens. `reads`: columns that `score` finds in the micro-batch, beside tokens and
-        mask."""
-        self._refs = refs
+    def __init__(self, reader: RowReader, score: Score, column: str, reads: Sequence[str] = ()) -> None:
+        """`reader`: by which rows come. `column`: of the scores of tokens. `reads`: columns that `score` finds in the
+        micro-batch, beside tokens and mask."""
+        self._reader = reader
         self._score = score
         self._column = column
         self._reads = tuple(reads)
@@ -29,12 +30,10 @@ class Scoring:
     def __call__(self, rows: Sequence[RowToTrain], *, tells: bool = True) -> list[tuple[Ref] | tuple[Ref, float]]:
         """Of each row a ref to its scores, and what is of the whole sample, if the model gives that; from one forward
         pass. `tells`: False for a rank that computes what another tells. Raises RefLost."""
-        refs = near(self._refs, refs_of(rows))
-        micro = pack([pack_row(refs, row, self._reads) for row in rows])
+        micro = pack(self._reader(refs_of(rows), lambda refs: [pack_row(refs, row, self._reads) for row in rows]))
         parts = split(self._score(micro).numpy(), rows)
         if not tells:
             return []
-        of_tokens = put_each(refs, self._column, [part if part.ndim == 1 else part[:, 0].copy() for part in parts])
-        return [
-            (ref,) if part.ndim == 1 else (ref, float(part[-1, 1])) for ref, part in zip(of_tokens, parts, strict=True)
-        ]
+        of_tokens = [part if part.ndim == 1 else part[:, 0].copy() for part in parts]
+        kept = put_each(self._reader.refs, self._column, of_tokens)
+        return [(ref,) if part.ndim == 1 else (ref, float(part[-1, 1])) for ref, part in zip(kept, parts, strict=True)]

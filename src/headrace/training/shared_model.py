@@ -22,6 +22,7 @@ from headrace.training.model_files import fill_pieces
 from headrace.training.pieces import Piece
 from headrace.training.protocol import Outputs
 from headrace.training.replicas import At, Meeting
+from headrace.training.rows.row_reader import Beside
 from headrace.weights.plane import ALL, Share
 
 if TYPE_CHECKING:
@@ -76,6 +77,11 @@ class SharedModel:
         self._joint, self._outlines = joint_model(self._lm, ranks, self._dtype, budget, source=source)
         if source is not None:
             fill_pieces(self.weights, source)
+
+    @property
+    def beside(self) -> Beside | None:
+        """See `RankGroup.beside`."""
+        return None if self._ranks is None else self._ranks.beside
 
     @property
     def share(self) -> Share:

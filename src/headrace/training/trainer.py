@@ -37,6 +37,7 @@ from headrace.training.pieces import Piece
 from headrace.training.protocol import Loss, LossTerms, Outputs, StepReport
 from headrace.training.remembered import Remembered
 from headrace.training.replicas import At, Meeting, Replicas
+from headrace.training.rows.row_reader import Beside
 from headrace.training.saved import SavedModel, SavedTrainer, SavedWeights, copied, weights_of
 from headrace.training.state import (
     TrainerRecord,
@@ -269,6 +270,11 @@ class HFTrainer:
     def peers(self) -> Peers | None:
         """With whom it cuts the model up."""
         return self._ranks
+
+    @property
+    def beside(self) -> Beside | None:
+        """See `RankGroup.beside`."""
+        return None if self._ranks is None else self._ranks.beside
 
     def pair(self, replica: int, meeting: Meeting | At, seconds: float) -> None:
         """Train together with the other replicas from now on, who have the same weights; those of before are left.

@@ -8,7 +8,7 @@ part. Whoever is killed meanwhile leaves a slot that nobody takes anything from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from headrace.weights.copies import copy_each
-from headrace.weights.parts_apart import Peers, receive_parts, send_parts, who_writes
+from headrace.weights.parts_apart import Box, Came, Left, Peers, receive_parts, send_parts, who_writes
 from headrace.weights.plane import Manifest, WeightError
 from headrace.weights.shm import slots_in
 from headrace.weights.slots import Slot, settle
@@ -45,23 +45,29 @@ class Part:
 class PartWriter:
     """What it has mapped stays mapped, of one publisher at a time."""
 
-    def __init__(self, peers: Peers | None = None) -> None:
-        """`peers`: with whom it writes, if some of them may not see what is written into; made by all of them. Raises
-        RuntimeError."""
+    def __init__(self, peers: Peers | None = None, *, deltas: bool = True) -> None:
+        """`peers`: with whom it writes, if some of them may not see what is written into; made by all of them.
+        `deltas`: whether what is sent is what has changed, where that is less. Raises RuntimeError."""
         self._address = ""
         self._slots: list[Slot] = []
         self._peers = peers
         self._writes = who_writes([] if peers is None else peers.sees())
+        self._deltas = deltas
+        self._left: tuple[str, int, Left] | None = None
+        """What it has sent last: to which address, of which generation."""
+        self.came = Came(0, 0)
+        """Of the last version, from others."""
 
     def write(self, opened: OpenSlot, parts: Iterable[Part]) -> int:
         """How many bytes of the version this one has written, its own and those that it was sent; converted to its
         dtypes. Where it does not see the slot's memory it sends them, to be written. By all. Blocking. Raises
         WeightError if the slot is not that one, or is not any more; RuntimeError where another is lost."""
+        self.came = Came(0, 0)
         if (peers := self._peers) is None:
             return self._written(self._found(opened), opened, parts)
         own, by = peers.rank, self._writes[peers.rank]
         if by != own:
-            send_parts(peers, by, [(each.name, each.begin, each.tensor, _dtype(each)) for each in parts])
+            self._sent(peers, by, opened, [(each.name, each.begin, each.tensor, _dtype(each)) for each in parts])
             return 0
         sent_by = [rank for rank, writer in enumerate(self._writes) if writer == own != rank]
         try:
@@ -70,22 +76,38 @@ class PartWriter:
         except WeightError:
             self._taken(peers, sent_by, None)  # they would wait
             raise
-        written += self._taken(peers, sent_by, slot)
+        self.came = self._taken(peers, sent_by, slot)
+        written += self.came.size
         if slot.generation != opened.generation:
             raise _closed(opened)
         return written
 
-    def _taken(self, peers: Peers, ranks: Sequence[int], slot: Slot | None) -> int:
-        """Bytes from these, in the slot if there is one. From all, whatever one has. Raises WeightError."""
-        written, fault = 0, None
+    def _sent(self, peers: Peers, rank: int, opened: OpenSlot, boxes: Sequence[Box]) -> None:
+        """To the one that writes for it: what has changed, if that has what was sent last as a whole version."""
+        before, self._left = self._left, None
+        known = before is not None and before[0] == opened.address
+        base = before[1:] if before is not None and known else None
+        left = send_parts(peers, rank, boxes, base, keeps=self._deltas)
+        if self._deltas:
+            self._left = opened.address, opened.generation + 1, left  # once it is whole
+
+    def _taken(self, peers: Peers, ranks: Sequence[int], slot: Slot | None) -> Came:
+        """What came from these, in the slot if there is one. From all, whatever one has. Raises WeightError."""
+        size, sent, fault = 0, 0, None
         for rank in ranks:
             try:
-                written += receive_parts(peers, rank, None if slot is None or fault else slot.tensors)
+                came = receive_parts(peers, rank, None if slot is None or fault else slot.tensors, self._whole)
             except WeightError as error:
                 fault = error
+            else:
+                size, sent = size + came.size, sent + came.sent
         if fault is not None:
             raise fault
-        return written
+        return Came(size, sent)
+
+    def _whole(self, generation: int) -> Mapping[str, Tensor] | None:
+        """Of the version that a slot has in this generation."""
+        return next((slot.tensors for slot in self._slots if slot.generation == generation), None)
 
     def _found(self, opened: OpenSlot) -> Slot:
         """Raises WeightError."""

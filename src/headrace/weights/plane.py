@@ -138,6 +138,10 @@ class Departure:
     """Bytes."""
     seconds: float
     """For the copy, and for having it received."""
+    of_others: int = 0
+    """Bytes of it that are of ranks which do not see the memory that it was written into."""
+    sent: int = 0
+    """Bytes that these sent for them."""
 
 
 class WeightPublisher(Protocol):

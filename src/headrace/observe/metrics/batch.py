@@ -41,6 +41,16 @@ SIZES = (
         "above 0: packed rows have none",
         "report it: a model without packed attention is in use",
     ),
+    Metric(
+        "rows_read_bytes",
+        "bytes",
+        "Of the arrays of rows that ranks of the policy read by ref: those of a part of the data once on each machine.",
+    ),
+    Metric(
+        "rows_told_bytes",
+        "bytes",
+        "Of rows that one such rank read and told the others on its machine.",
+    ),
     Metric("lr", "", "Learning rate of the batch's last optimiser step."),
     Metric("warm_up", "true or false", "Whether only the critic learned, in the first `critic.warmup_batches`."),
     Metric("only_recorded", "true or false", "Whether nothing was trained, but recorded (`rollouts_only`)."),

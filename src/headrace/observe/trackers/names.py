@@ -22,6 +22,8 @@ BATCH: Mapping[str, str] = {
     "trained_tokens": "tokens/trained",
     "forwarded_tokens": "tokens/forwarded",
     "padding_tokens": "tokens/padding",
+    "rows_read_bytes": "rows/read_bytes",
+    "rows_told_bytes": "rows/told_bytes",
     "masked_tokens": "tokens/masked",
     "lost_branch_tokens": "staleness/lost_branch_tokens",
     "late_groups": "staleness/late_groups",

@@ -17,6 +17,7 @@ from headrace.training.protocol import FrozenModel, Saved, Written
 from headrace.training.rank import CHECKPOINTS
 from headrace.training.rank_workers import RankWorkers
 from headrace.training.rows.packed_rows import RowToTrain
+from headrace.training.rows.row_reader import RowReader
 from headrace.training.scoring import Scoring
 from headrace.training.shared_passes import SharedPasses, of_refs
 from headrace.training.taking import taken
@@ -72,7 +73,7 @@ class OnLane:
         self.name = name
         self._model = model
         self._runtime = runtime
-        self._scoring = Scoring(runtime.refs, model.logprobs, name)
+        self._scoring = Scoring(RowReader(runtime.refs), model.logprobs, name)
         self._taken: Saved | None = None
         self._busy = AtWork(runtime.clock.now)
 

@@ -22,6 +22,7 @@ from headrace.training.protocol import Saved, Written
 from headrace.training.rank import CHECKPOINTS
 from headrace.training.rank_device import rank_device
 from headrace.training.rows.packed_rows import ROW_TYPES, RowToTrain
+from headrace.training.rows.row_reader import RowReader
 from headrace.training.scoring import Scoring
 from headrace.training.taking import taken
 from headrace.weights.offer_types import WEIGHT_TYPES
@@ -65,8 +66,8 @@ class FrozenWorker(ScoringRank):
         self._model = FrozenScorer(
             model, temperature=spec.temperature, layout=spec.layout, max_tokens=spec.max_tokens, source=source
         )
-        super().__init__(self._model, device)
-        self._scoring = Scoring(host.refs, self._model.logprobs, self.kind)
+        super().__init__(self._model, device, RowReader(host.refs))
+        self._scoring = Scoring(self._reader, self._model.logprobs, self.kind)
         self._services: Services = host
         self._taken: Saved | None = None
 

@@ -15,12 +15,13 @@ from headrace.models.packing import PackRow, pack
 from headrace.models.skeleton import reward_model_skeleton
 from headrace.rewards.model_reward import Answered
 from headrace.roles.workers.scoring_rank import ScoringRank
-from headrace.runtime.refs import Ref
+from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.training.frozen import FrozenRewardModel
 from headrace.training.layouts.ranks import WHOLE, Layout
 from headrace.training.rank_device import rank_device
+from headrace.training.rows.row_reader import RowReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +55,21 @@ class RewardWorker(ScoringRank):
         found = reward_model_skeleton(spec.weights, device, dtype) if spec.layout.joint else None
         model, source = found or (load_reward_model(spec.weights, dtype=dtype, device=device), None)
         self._model = FrozenRewardModel(model, layout=spec.layout, max_tokens=spec.max_tokens, source=source)
-        super().__init__(self._model, device)
-        self._refs = host.refs
+        super().__init__(self._model, device, RowReader(host.refs))
 
     def scores(self, samples: Sequence[Answered]) -> list[float]:
         """See `AnswerScorer.scores`; in one forward pass. Without samples it is one for the sake of other ranks."""
         if not samples:
             self._model.idle()
             return []
-        scores = self._model.scores(pack([self._row(sample) for sample in samples]))
+        wanted = {sample.tokens for sample in samples if isinstance(sample.tokens, Ref)}
+        rows = self._reader(wanted, lambda refs: [_row(refs, sample) for sample in samples])
+        scores = self._model.scores(pack(rows))
         return [float(score) for score in scores] if self._tells else []
 
-    def _row(self, sample: Answered) -> PackRow:
-        tokens = sample.tokens
-        if isinstance(tokens, Ref):
-            tokens = self._refs.get(tokens, ("tokens",))["tokens"]
-        return PackRow(tokens[: sample.length], np.zeros(sample.length, np.bool_))
+
+def _row(refs: Refs, sample: Answered) -> PackRow:
+    tokens = sample.tokens
+    if isinstance(tokens, Ref):
+        tokens = refs.get(tokens, ("tokens",))["tokens"]
+    return PackRow(tokens[: sample.length], np.zeros(sample.length, np.bool_))

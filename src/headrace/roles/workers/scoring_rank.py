@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from headrace.training.replicas import At, Meeting, MeetingPlace
+from headrace.training.rows.row_reader import Beside, RowReader
 from headrace.weights.devices import device_name
 from headrace.weights.seen import Seen, seen_here
 
@@ -18,14 +19,18 @@ class Joins(Protocol):
 
     def idle(self) -> None: ...
 
+    @property
+    def beside(self) -> Beside | None: ...
+
 
 class ScoringRank:
     """How ranks come together: see `TrainerRank`. Blocking."""
 
-    def __init__(self, model: Joins, device: torch.device) -> None:
-        """`device`: of the model's weights."""
+    def __init__(self, model: Joins, device: torch.device, reader: RowReader) -> None:
+        """`device`: of the model's weights. `reader`: by which it comes by its rows."""
         self._joins = model
         self._device = device
+        self._reader = reader
         self._meeting = MeetingPlace()
         self._tells = True
 
@@ -41,3 +46,4 @@ class ScoringRank:
         """See `TrainerRank.come_together`."""
         self._tells = tells
         self._joins.join(rank, self._meeting.of(at), seconds)
+        self._reader.join(self._joins.beside)

@@ -109,6 +109,7 @@ class TrainerWorker(TrainerRank):
             reference=HybridReference(trainer),
             check=_check(spec, trainer),
             by_parts=layout_of(config.trainer.layout).joint,
+            deltas=config.weights.deltas is not False,
             device=rank_device(spec.device, host.rank),
         )
 

@@ -103,8 +103,12 @@ class Actor:
         if (items := self._streams.pop(number, None)) is not None:
             items.end()
 
-    async def beat(self) -> None:
-        """That the event loop turns."""
+    async def beat(self) -> str:
+        """That the event loop turns: the id of the node that it is on."""
+        import ray
+
+        node: str = ray.get_runtime_context().get_node_id()
+        return node
 
     async def life(self) -> str:
         """Until it leaves, or has to be ended: why."""

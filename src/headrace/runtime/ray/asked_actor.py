@@ -87,12 +87,13 @@ class AskedActor:
             raise self._loss(reason_of(error)) from error
         return [opened(box, self._types(), f"an item of {self._name}") for box in boxes]
 
-    async def turns(self) -> None:
-        """Once its event loop has turned. Raises WorkerLost."""
+    async def turns(self) -> str:
+        """Once its event loop has turned: its node. Raises WorkerLost."""
         try:
-            await self._actor.beat.remote()
+            node: str = await self._actor.beat.remote()
         except RayError as error:
             raise self._loss(reason_of(error)) from error
+        return node
 
     async def life(self) -> str:
         """Once it has ended: why."""

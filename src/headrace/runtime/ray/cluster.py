@@ -31,6 +31,7 @@ from headrace.runtime.ray.joining import Reached, join, leave, own_address
 from headrace.runtime.ray.member import RayWorker
 from headrace.runtime.ray.near_process import NearProcess
 from headrace.runtime.ray.nodes import here
+from headrace.runtime.ray.pulses import Pulses
 from headrace.runtime.ray.refs import ActorRefs
 from headrace.runtime.ray.reservations import ROOM_LANE, Options, Reservations
 from headrace.runtime.ray.scouts import Inspection
@@ -90,6 +91,7 @@ class RayCluster:
         self._namespace = f"headrace-{re.sub(_NO_NAME, '-', Path(run).name)}-{secrets.token_hex(4)}"
         self._services: Services
         self._types: Callable[[], WireTypes]
+        self._pulses: Pulses
         self._refs: ActorRefs | None = None
         self._shelf: Any = None
         self._watch: ShelfWatch | None = None
@@ -110,7 +112,7 @@ class RayCluster:
     ) -> Refs:
         """See `Apart.open`. Raises ClusterError, ClusterRefusal, and what `head` raises."""
         if not self._is_open:
-            self._services, self._types = services, types
+            self._services, self._types, self._pulses = services, types, Pulses(services)
             await services.compute(LANE, self._connect)
             self._is_open = True
         if not self.keeps_all:
@@ -142,9 +144,8 @@ class RayCluster:
         log = None if self._logs is None else self._logs / f"{name.replace('/', '-')}.log"
         closes = callable(getattr(kind, "close", None))
         origin = Origin(path_of(kind, self._packages), self._packages, types, spec, closes, log)
-        return RayWorker(
-            name, rank, origin, self._namespace, where, self._services, self._forget, self._room, self._ended
-        )
+        told = self._services, self._forget, self._room, self._ended, self._pulses
+        return RayWorker(name, rank, origin, self._namespace, where, *told)
 
     def make_folder(self, name: str) -> Path:
         """See `Processes.make_folder`: of this machine."""
@@ -212,6 +213,7 @@ class RayCluster:
         """See `Apart.close`. The cluster ends where it was started here."""
         await self._lines.close()
         if self._is_open:
+            await self._pulses.close()
             self._is_open = False
             refs, self._refs, self._watch = self._refs, None, None
             await on_own_thread(lambda: self._leave(refs))

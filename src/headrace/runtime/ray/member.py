@@ -15,6 +15,7 @@ from headrace.runtime.ray.actor import Actor
 from headrace.runtime.ray.asked_actor import AskedActor
 from headrace.runtime.ray.asker import CONTROLLER
 from headrace.runtime.ray.making import boot_of, make_actor
+from headrace.runtime.ray.pulses import SILENT_S, Pulses
 from headrace.runtime.ray.reservations import Options
 from headrace.runtime.workers import Placement, WorkerLost
 
@@ -37,10 +38,11 @@ class RayWorker(MemberApart):
         forget: Callable[[str, int], None],
         room: Callable[[str, int], Awaitable[Options]],
         ended: asyncio.Event,
+        pulses: Pulses,
     ) -> None:
         """`namespace`: of the run's actors. `forget`: the refs of a keeper, below a number. `room`: where the actor of
         a name and rank is to be, once there is room; raises WorkerLost. `ended`: the cluster has, which tells of no
-        death any more."""
+        death any more. `pulses`: of the run's machines."""
         super().__init__(name, rank, origin.spec, where, closes=origin.closes)
         self._origin = origin
         self._namespace = namespace
@@ -48,6 +50,7 @@ class RayWorker(MemberApart):
         self._forget = forget
         self._room = room
         self._cluster_ended = ended
+        self._pulses = pulses
         self._asked: AskedActor | None = None
         self._living: asyncio.Task[str] | None = None
 
@@ -94,23 +97,33 @@ class RayWorker(MemberApart):
         return make_actor(Actor, boot, self.name, options)
 
     async def _watch(self, asked: AskedActor, living: asyncio.Task[str]) -> None:
-        """Until it has ended, or its event loop has not turned for too long."""
-        clock = self._services.clock
-        while not living.done():
+        """Until it has ended, or its event loop has not turned for too long, or its machine answers nothing."""
+        clock, node = self._services.clock, ""
+        quiet_s = silent_s = 0.0
+        """Since it was heard last; and of that, since it is made: until then others have a limit for it."""
+        while not living.done() and asked is self._asked:
             await asyncio.wait([living], timeout=_BEAT_S)
-            if living.done() or not self._is_made:
+            if living.done():
                 continue
-            beat, silent_s, now = asyncio.ensure_future(asked.turns()), 0.0, clock.now()
+            beat, now = asyncio.ensure_future(asked.turns()), clock.now()
             while not beat.done() and not living.done():
                 await asyncio.wait([beat, living], timeout=_BEAT_S, return_when=asyncio.FIRST_COMPLETED)
                 # Time in which the loop here did not turn says nothing about the other.
                 before, now = now, clock.now()
-                silent_s += min(now - before, 2 * _BEAT_S)
-                if silent_s > self._where.silence.most_s and not beat.done():
+                passed = min(now - before, 2 * _BEAT_S)
+                quiet_s, silent_s = quiet_s + passed, silent_s + passed * self._is_made
+                if beat.done():
+                    continue
+                if silent_s > self._where.silence.most_s:
                     self.lose(self._where.silence.reason(silent_s))
+                    break
+                if (nothing_s := min(quiet_s, self._pulses.silent_s(node))) > SILENT_S:
+                    self.lose(f"its machine has answered nothing for {nothing_s:.0f} s")
                     break
             beat.cancel()
             with contextlib.suppress(WorkerLost, asyncio.CancelledError):
-                await beat
-        if asked is self._asked:
+                node = await beat
+                self._pulses.watch(node)
+                quiet_s = silent_s = 0.0
+        if asked is self._asked and living.done():
             self.lose(living.result())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from itertools import product
 from typing import Any
@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from headrace.config.values.hosts import is_loopback
 from headrace.models.parallel.shared_pass import Ranks, SharedPass
-from headrace.training.layouts.ranks import Layout, Place
+from headrace.training.layouts.ranks import Layout, Place, readers
 from headrace.training.merging import gathered, merged, plain
 from headrace.training.replicas import At, Meeting, come_to
 from headrace.training.sums import BatchSums
@@ -26,6 +26,19 @@ from headrace.weights.seen import Seen, seen_here
 
 _STAGES, _SHARDS, _TENSOR = "stages", "shards", "tensor"
 _COPIES, _EXPERTS = "copies", "experts"
+
+
+@dataclass(frozen=True, slots=True)
+class RanksBeside:
+    """Implements `Beside`."""
+
+    group: dist.ProcessGroup
+    reader: int
+    reads: bool
+
+    def of_reader(self, tensor: Tensor) -> None:
+        """See `Beside.of_reader`."""
+        dist.broadcast(tensor, self.reader, group=self.group)
 
 
 class RankGroup:
@@ -65,6 +78,8 @@ class RankGroup:
         """Of a pipeline, in their order: who have the same part of the data, of the tokens and of each matrix."""
         self._context = self._own(self._along_context()) if layout.cp > 1 else None
         self._ends = self._own(self._at_the_ends()) if layout.pp > 1 else None
+        self.beside = self._reading_together() if layout.size > layout.dp else None
+        """Those on this rank's machine that are given the same rows, of which one reads them; None: it is alone."""
 
     def sharing_experts(self) -> DeviceMesh | None:
         """[copies, ranks that share the experts of a layer], of the ranks of `shards` and `tensor`: tensor ranks share
@@ -145,11 +160,18 @@ class RankGroup:
         assert own is not None, "each rank is in one of them"
         return own
 
-    def _own(self, groups: Iterable[list[int]]) -> dist.ProcessGroup | None:
-        """That of `groups` which this rank is in. All are made by all ranks."""
+    def _reading_together(self) -> RanksBeside | None:
+        found = readers(self.layout, self.sees())
+        same = [[rank for rank, own in enumerate(found) if own == reader] for reader in sorted(set(found))]
+        group = self._own((ranks for ranks in same if len(ranks) > 1), "gloo")
+        return None if group is None else RanksBeside(group, found[self.rank], found[self.rank] == self.rank)
+
+    def _own(self, groups: Iterable[list[int]], backend: str | None = None) -> dist.ProcessGroup | None:
+        """That of `groups` which this rank is in. All are made by all ranks. `backend`: the default group's unless
+        given."""
         own = None
         for ranks in groups:
-            group = dist.new_group(ranks, timeout=self._wait)
+            group = dist.new_group(ranks, timeout=self._wait, backend=backend)
             own = group if self.rank in ranks else own
         return own
 

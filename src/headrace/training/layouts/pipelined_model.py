@@ -1,8 +1,7 @@
 """A model whose layers are cut into stages: a pass goes through ranks one after another, cut into micro-batches that
 follow each other (torch's `PipelineStage`).
 
-Every stage is given the same rows and reads their tokens for itself, since refs are read where they lie and cost no
-message: hidden states are all that goes from stage to stage.
+Every stage is given the same rows (`RowReader`): hidden states are all that goes from stage to stage.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from headrace.config.layout import LayoutConfig
+from headrace.weights.seen import Seen
 
 Order = Literal["training", "inference"]
 """`training`: pipeline, data, context, tensor, from the outermost. `inference`: data comes before pipeline. Ranks
@@ -107,6 +108,18 @@ WHOLE = Layout()
 
 def layout_of(config: LayoutConfig) -> Layout:
     return Layout(config.dp, config.tp, config.pp, config.cp, config.stage, config.schedule, config.ep, config.replicas)
+
+
+def readers(layout: Layout, seen: Sequence[Seen]) -> list[int]:
+    """For each rank of one replica the one that reads rows for it, of those on its machine that are given the same: of
+    a part of the data all stages, tensor and context ranks. Its head, where that is among them, else the first one.
+    `seen`: where each rank is."""
+    found = []
+    for rank, place in layout.places():
+        same = (other for other, at in layout.places() if at.dp == place.dp)
+        near = [mate for mate in (layout.head(place.dp), *same) if mate == rank or seen[mate].shares_memory(seen[rank])]
+        found.append(near[0])
+    return found
 
 
 def grouping(senders: int, receivers: int) -> list[list[int]]:
