@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from headrace.errors import HeadraceError
+from headrace.experience.gate import Opening
 from headrace.runtime.patience import StandStill
 from headrace.runtime.protocol import Clock
 from headrace.runtime.signal import Signal
@@ -110,6 +111,11 @@ class OutsideTasks:
         self._busy: StandStill | None = None
         self._clock: Clock | None = None
         self._is_closed = False
+        self._opening: Callable[[], Opening] | None = None
+
+    def foretell(self, opening: Callable[[], Opening]) -> None:
+        """From now on it can be asked when a group starts next."""
+        self._opening = opening
 
     def listen(self, address: str, clock: Clock) -> None:
         """From now on agents can ask there."""
@@ -192,12 +198,15 @@ class OutsideTasks:
             f"there is no task {id[:40]!r}; ids are those that POST /tasks gave since the run was started, or resumed"
         )
 
-    def retry_after_s(self) -> int:
-        """Seconds until tasks may be offered again, as far as the last offers tell: the gate opens when the run has
-        room, as a rule with a new version."""
-        if self._clock is None:
-            return _RETRY_S
-        return seconds_to_next(self._offered, self._clock.now())
+    def retry(self) -> tuple[int, str]:
+        """Whole seconds until tasks are offered again, and what has to come before, in words: as far as the schedule
+        knows; else as far as the last offers tell."""
+        if self._clock is None or self._opening is None:
+            return _RETRY_S, "the run to begin"
+        opening = self._opening()
+        if opening.seconds is not None:
+            return whole_seconds(opening.seconds), opening.describe()
+        return seconds_to_next(self._offered, self._clock.now()), opening.describe()
 
     @property
     def is_unattended(self) -> bool:
@@ -244,7 +253,12 @@ def seconds_to_next(times: Sequence[float], now: float) -> int:
     if len(times) < 2:
         return _RETRY_S
     apart = (times[-1] - times[0]) / (len(times) - 1)
-    return min(max(math.ceil(times[-1] + apart - now), _SOONEST_RETRY_S), _LATEST_RETRY_S)
+    return whole_seconds(times[-1] + apart - now)
+
+
+def whole_seconds(seconds: float) -> int:
+    """After which to ask again; within 1 and 60."""
+    return min(max(math.ceil(seconds), _SOONEST_RETRY_S), _LATEST_RETRY_S)
 
 
 def _tasks(count: int) -> str:

@@ -135,9 +135,10 @@ class TaskRoutes:
         return Fields(await read_json(request, Deadline(self._clock, _BODY_S)))
 
     def _come_later(self) -> web.Response:
-        seconds = self._tasks.retry_after_s()
+        seconds, awaited = self._tasks.retry()
+        waits = f": the run's gate waits for {awaited}" if awaited else ""
         error = ApiError(
-            f"no task is there: the run's gate is shut; ask again in {seconds} s",
+            f"no task is there{waits}; ask again in {seconds} s",
             status=429,
             kind="rate_limit_error",
             code="no_task",
