@@ -1,4 +1,5 @@
-"""Runs whose episodes agents outside take: processes that know nothing but an address."""
+"""Runs whose episodes agents outside take: processes that know nothing but an address. Each is tried with the run's own
+process as the one that plays, and with rollout workers."""
 
 from __future__ import annotations
 
@@ -9,11 +10,16 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Generator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
 from controller_jobs import make_job, run, start
 
@@ -37,8 +43,9 @@ AGENT = Path(__file__).parents[1] / "helpers" / "outside_agent.py"
 class Outside:
     """A job, and the agents that play it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, workers: int) -> None:
         self.folder = folder
+        self.workers = workers
         self.run = folder / "run"
         self.notes = folder / "notes.jsonl"
         self.agents: list[subprocess.Popen[bytes]] = []
@@ -50,7 +57,8 @@ class Outside:
 
     def arguments(self, job: Path) -> tuple[str, ...]:
         template = f"data.template.file={job.parent}/chat.jinja"
-        return "train", str(job), "rollout.agent={outside: true}", template, "--dir", str(self.run)
+        workers = f"rollout.workers={self.workers}"
+        return "train", str(job), "rollout.agent={outside: true}", workers, template, "--dir", str(self.run)
 
     def agent(self, how: str = "well") -> subprocess.Popen[bytes]:
         command = [sys.executable, "-I", str(AGENT), str(self.run / "gateway.json"), how, str(self.notes)]
@@ -75,13 +83,70 @@ class Outside:
         return [str(data["message"]) for kind, data in self.events() if kind == "failed_sample"]
 
 
-@pytest.fixture
-def outside(tmp_path: Path) -> Generator[Outside]:
-    made = Outside(tmp_path)
+def _made(folder: Path, workers: int) -> Generator[Outside]:
+    made = Outside(folder, workers)
     yield made
     for agent in made.agents:
         agent.kill()
         agent.wait()
+
+
+@pytest.fixture(params=[0, 2], ids=["here", "workers"])
+def outside(tmp_path: Path, request: pytest.FixtureRequest) -> Generator[Outside]:
+    yield from _made(tmp_path, request.param)
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Generator[Outside]:
+    """With two rollout workers."""
+    yield from _made(tmp_path, 2)
+
+
+class Driver:
+    """Asks as an agent does, where the test wants to see what it is told."""
+
+    def __init__(self, made: Outside, process: subprocess.Popen[str]) -> None:
+        self._where = made.run / "gateway.json"
+        self._process = process
+
+    def post(self, url: str, body: Any, key: str = "none") -> tuple[int, Any, Any]:
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        try:
+            request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, json.load(answer), answer.headers
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error), error.headers
+
+    def tasks(self) -> str:
+        """Where they are, once the run says so."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            assert self._process.poll() is None, self._process.communicate()[0]
+            try:
+                return str(json.loads(self._where.read_text())["tasks"])
+            except (OSError, ValueError):
+                time.sleep(0.05)
+        raise AssertionError("the run gives no task out")
+
+    def take(self, wait_s: float = 30) -> Any:
+        """The next one; None once the run is over."""
+        end = time.monotonic() + 90
+        while time.monotonic() < end:
+            status, task, _ = self.post(self.tasks(), {"wait_s": wait_s})
+            if status in (200, 410):
+                return task if status == 200 else None
+        raise AssertionError(task)
+
+    def play(self, task: Any) -> None:
+        body = {"model": task["model"], "messages": [{"role": "user", "content": task["row"]["prompt"]}]}
+        status, told, _ = self.post(f"{task['base_url']}/chat/completions", {**body, "max_tokens": 4}, task["api_key"])
+        assert status == 200, told
+        assert self.end(task)[0] == 200
+
+    def end(self, task: Any) -> tuple[int, Any, Any]:
+        reward = float(task["episode"])
+        return self.post(f"{self.tasks()}/{task['id']}/end", {"reward": reward}, task["api_key"])
 
 
 @pytest.mark.slow
@@ -205,3 +270,156 @@ def test_a_run_that_no_agent_asks_says_so_and_ends(outside: Outside) -> None:
     assert "waited 5.0 s for rows of batch 0" in out
     assert "15 tasks are not taken, and no agent asks for one: POST http://127.0.0.1:" in out
     assert not Counter(kind for kind, _ in outside.events())["failed_sample"], "it has cost no attempt"
+
+
+@pytest.mark.slow
+def test_who_finds_no_task_is_told_when_the_next_version_comes(outside: Outside) -> None:
+    """Nothing starts before it; each batch takes its agent four seconds."""
+    job = outside.job(trainer__batches=3)
+    process = start(*outside.arguments(job), "async.mode=sync", "rollout.filters=[]")
+    driver, told = Driver(outside, process), []
+    try:
+        for batch in range(3):
+            tasks = [driver.take() for _ in range(6)]
+            began = time.monotonic()
+            for after in (0.0, 2.0):
+                time.sleep(max(began + after - time.monotonic(), 0.0))
+                status, error, headers = driver.post(driver.tasks(), {"wait_s": 0})
+                assert (status, error["error"]["code"]) == (429, "no_task")
+                assert "the run's gate waits for the next version of the weights" in error["error"]["message"]
+                told.append((batch, time.monotonic() - began, int(headers["Retry-After"])))
+            time.sleep(max(began + 4.0 - time.monotonic(), 0.0))
+            for task in tasks:
+                driver.play(task)
+        assert driver.take() is None
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        out, _ = process.communicate()
+    for after, seconds in [(after, seconds) for batch, after, seconds in told if batch == 2]:
+        # What two versions took: four seconds, and what is between them; the first one was begun by the run's start.
+        assert 1 <= seconds <= 10, out
+        assert seconds + after >= 4
+    (_, _, first), (_, _, second) = told[-2:]
+    assert first - second in (1, 2, 3), "two seconds later"
+
+
+@pytest.mark.slow
+def test_tasks_of_a_worker_that_is_killed_are_over_and_played_again(workers: Outside) -> None:
+    job = workers.job(trainer__batches=4)
+    process = start(*workers.arguments(job), "rollout.filters=[]")
+    driver = Driver(workers, process)
+    try:
+        tasks: list[Any] = []
+        while len({urlsplit(task["base_url"]).port for task in tasks}) < 2:
+            tasks.append(driver.take())
+        port = urlsplit(tasks[0]["base_url"]).port
+        assert port != urlsplit(driver.tasks()).port
+        lost = [task for task in tasks if urlsplit(task["base_url"]).port == port]
+        (listens,) = [each for each in psutil.Process(process.pid).children(recursive=True) if port in _ports(each)]
+        listens.kill()
+        listens.wait(10)
+        for task in lost:
+            status, told, _ = driver.end(task)
+            assert (status, told["error"]["code"]) == (409, "task_ended")
+            assert "the rollout worker that played it was lost" in told["error"]["message"]
+            with pytest.raises(OSError, match=r"refused|reset|closed"):
+                driver.post(f"{task['base_url']}/chat/completions", {}, task["api_key"])
+        for task in tasks:
+            if task not in lost:
+                driver.play(task)
+        for _ in range(2):
+            workers.agent()
+        assert process.wait(90) == 0
+    finally:
+        process.kill()
+        out, _ = process.communicate()
+    kinds = Counter(kind for kind, _ in workers.events())
+    assert kinds["worker_lost"] == 1, out
+    assert kinds["reissued"] >= 1
+    assert not workers.failures(), "it has cost no attempt"
+    again = {each["task"] for each in workers.noted() if "reward" in each}
+    assert {f"{task['group']}.1" for task in lost} <= again, "the same attempt, issued again"
+
+
+@pytest.mark.slow
+def test_a_worker_that_comes_while_the_run_goes_on_plays_too(workers: Outside) -> None:
+    job = workers.job(trainer__batches=6)
+    process = start(*workers.arguments(job), "rollout.filters=[]")
+    driver = Driver(workers, process)
+    try:
+        driver.play(driver.take())
+        code, told = run("scale", str(workers.run), "--rollout-workers", "3")
+        assert (code, "rollout workers: 3" in told) == (0, True), told
+        ports = set()
+        while len(ports) < 3 and (task := driver.take()) is not None:
+            ports.add(urlsplit(task["base_url"]).port)
+            driver.play(task)
+        workers.agent()
+        code, told = run("scale", str(workers.run), "--rollout-workers", "2")
+        assert (code, "rollout workers: 2" in told) == (0, True), told
+        assert process.wait(90) == 0
+    finally:
+        process.kill()
+        out, _ = process.communicate()
+    assert len(ports) == 3
+    assert not Counter(kind for kind, _ in workers.events())["worker_lost"], out
+    assert not workers.failures(), out
+
+
+def _ports(process: psutil.Process) -> set[int]:
+    try:
+        return {each.laddr.port for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN}
+    except psutil.Error:
+        return set()
+
+
+@pytest.mark.slow
+def test_the_official_clients_play_at_the_address_that_their_task_has(outside: Outside) -> None:
+    openai, anthropic = pytest.importorskip("openai"), pytest.importorskip("anthropic")
+    job = outside.job(trainer__batches=2)
+    process = start(*outside.arguments(job), "rollout.filters=[]")
+    driver = Driver(outside, process)
+    try:
+        count = 0
+        while (task := driver.take()) is not None:
+            messages = [{"role": "user", "content": task["row"]["prompt"]}]
+            count += 1
+            if count % 2:
+                with openai.OpenAI(base_url=task["base_url"], api_key=task["api_key"]) as client:
+                    chat = client.chat.completions.create(model=task["model"], messages=messages, max_tokens=4)
+                    assert chat.usage.completion_tokens >= 1
+            else:
+                root = task["base_url"].removesuffix("/v1")
+                with (
+                    anthropic.Anthropic(base_url=root, api_key=task["api_key"]) as client,
+                    client.messages.stream(model=task["model"], max_tokens=4, messages=messages) as stream,
+                ):
+                    assert stream.get_final_message().usage.output_tokens >= 1
+            assert driver.end(task)[0] == 200
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        out, _ = process.communicate()
+    assert not outside.failures(), out
+    assert count >= 2 * 2 * 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'headrace[cluster]'")
+def test_workers_that_are_actors_of_a_ray_play_too(workers: Outside) -> None:
+    job = workers.job(trainer__batches=2)
+    agents = [workers.agent() for _ in range(2)]
+    code, out = run(*workers.arguments(job), "runtime.kind=ray", "rollout.filters=[]", timeout=200)
+    assert code == 0, out
+    assert [agent.wait(20) for agent in agents] == [0, 0]
+    assert not workers.failures()
+    assert len(workers.samples()) >= 2 * 2 * 3
+
+
+def test_workers_on_other_nodes_are_refused(workers: Outside) -> None:
+    job = workers.job()
+    code, out = run(*workers.arguments(job), "runtime.kind=ray", "cluster.place={rollout: {cpus: 1}}")
+    assert code == 2
+    assert "cluster places rollout, and rollout.agent is outside" in out

@@ -79,9 +79,35 @@ ON_AMD = {
     "its core killed": "its core killed",
     "until it serves again": "until it serves again",
 }
+IN_A_RUN: Mapping[str, Row] = {
+    "in a run, its core killed": (
+        "2 s",
+        lambda each: f"{each['elsewhere_s']['median']:.2f} s",
+        lambda each: each["elsewhere_s"]["median"] <= 2,
+    ),
+    "in a run, until it serves again": (
+        "5 s more",
+        lambda each: f"{each['back_s']['median']:.1f} s, {each['start_s']['median']:.1f} s",
+        lambda each: each["beyond_start_s"]["median"] <= 5,
+    ),
+}
+"""Of `benchmarks.server_recovery`, on each machine where it was measured with both servers."""
+
+
+def found_in_a_run(machine: str) -> list[Figures]:
+    files = [ROOT / "benchmarks/results" / f"server_recovery_{kind}{machine}.json" for kind in KINDS]
+    return [json.loads(file.read_text()) for file in files] if all(file.exists() for file in files) else []
+
+
 TABLES: list[tuple[str, Row, list[Figures]]] = [
     *((name, row, FOUND) for name, row in ROWS.items()),
     *((f"AMD EPYC: {name}", ROWS[same], FOUND_ON_AMD) for name, same in ON_AMD.items()),
+    *(
+        (f"{maker}{name}", row, found)
+        for maker, machine in (("", ""), ("AMD EPYC: ", "_amd"))
+        if (found := found_in_a_run(machine))
+        for name, row in IN_A_RUN.items()
+    ),
 ]
 
 

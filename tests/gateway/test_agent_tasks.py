@@ -241,7 +241,7 @@ def test_with_a_token_nothing_is_given_out_without_it(monkeypatch: pytest.Monkey
     assert outside(test, token_env="TASKS_TOKEN").reward == 2
     monkeypatch.setenv("TASKS_TOKEN", "")
     with pytest.raises(ConfigError, match="TASKS_TOKEN, which is not set"):
-        OutsidePlayer(OutsideAgent(outside=True, token_env="TASKS_TOKEN"), 1)
+        OutsidePlayer(OutsideAgent(outside=True, token_env="TASKS_TOKEN"), 1).token()
 
 
 def test_nobody_else_is_listened_to_without_a_token() -> None:

@@ -45,7 +45,7 @@ def test_seconds_add_up_whatever_is_looked_at(moments: list[tuple[int, str, bool
 
 def test_an_activity_within_another_is_told_and_ends() -> None:
     activity, seen = Activity(), []
-    activity.changed = lambda: seen.append((activity.trainer, activity.evaluating, activity.computing["x"]))
+    activity.listen(lambda: seen.append((activity.trainer, activity.evaluating, activity.computing["x"])))
     with activity.training(spent.TRAINS), activity.training(spent.ROWS):
         pass
     with pytest.raises(ZeroDivisionError), activity.evaluation(), activity.computes("x"):

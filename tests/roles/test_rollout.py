@@ -137,7 +137,7 @@ class Case:
         def changed() -> None:
             self.looked += 1
 
-        scene.activity.changed = changed
+        scene.activity.listen(changed)
 
         async def record(found: Any) -> None:
             self.recorded.append(found.key)

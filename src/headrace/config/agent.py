@@ -42,7 +42,8 @@ class OutsideAgent(Section):
     host: str = Field(default="127.0.0.1", min_length=1)
     """The address that the run listens on. Beyond loopback it needs `token_env`."""
     port: int = Field(default=0, ge=0, le=65535)
-    """0: one that is free. `gateway.json` in the run's folder tells it."""
+    """0: one that is free. `gateway.json` in the run's folder tells it. Rollout workers (`rollout.workers`), if any
+    play, listen on the next ones."""
     token_env: str | None = Field(default=None, min_length=1)
     """The environment variable that holds the token which agents send to be given tasks; none is asked for unless
     given."""

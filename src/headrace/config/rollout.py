@@ -102,7 +102,8 @@ class RolloutConfig(Section):
     workers: Literal["auto"] | Annotated[int, Field(ge=0, le=64)] = "auto"
     """Processes that play episodes, with your workflow, environment and filters, and ask the rewards: what one of them
     does (a crash, a wait that blocks) ends that process, and not the run. 0: all of it is in the run's own process, as
-    for a debugger. `auto`: 1 where workflow, agent, environment or a filter is yours, named by file or module, else 0.
+    for a debugger. `auto`: 1 where workflow, agent, environment or a filter is yours, named by file or module, else 0;
+    with agents outside 0.
     Each has modules of its own: nothing global is shared between them."""
     block_timeout_s: float = Field(default=120.0, gt=0)
     """A rollout worker whose event loop has not turned for so long (a plain call that does not return) is ended, and

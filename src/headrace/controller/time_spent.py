@@ -58,7 +58,7 @@ class TimeSpent:
         self._engines_before = [member.stats().busy_s for member in engines.members]
         self._others = others
         self._others_before = others()
-        activity.changed = self._look
+        activity.listen(self._look)
         flow.changed.listen(self._look)
 
     def trainer_s(self) -> dict[str, float]:

@@ -38,7 +38,15 @@ class Activity:
         """The trainer's devices are, to engines."""
         self.computing: Counter[str] = Counter()
         """Calls in flight, by lane."""
-        self.changed: Callable[[], None] = lambda: None
+        self._listeners: list[Callable[[], None]] = []
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called at each change."""
+        self._listeners.append(listener)
+
+    def changed(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     @contextmanager
     def training(self, what: str) -> Iterator[None]:

@@ -75,6 +75,8 @@ class RolloutSeats:
         """All of the policy's engines, and which of them serve nothing more, if that changed since they were made."""
         self.lost_time = LostTime(runtime.clock.now)
         self.tell: EventSink = lambda kind, data: None
+        self.began: Callable[[Workers[Any], int], None] = lambda workers, rank: None
+        """Told of each worker that is there, or there again, before anything comes aboard."""
         workers.changed.listen(self._look)
 
     async def begin(self) -> None:
@@ -246,6 +248,7 @@ class RolloutSeats:
         if seat.life:
             self._lost(seat)
         seat.life += 1
+        self.began(self.workers, seat.rank)
         seat.is_up = True
         self._changed.notify()
         self._look()

@@ -8,48 +8,47 @@ from typing import Any
 from headrace.config.agent import OutsideAgent
 from headrace.config.errors import ConfigError
 from headrace.rollout.agent_episode import AgentEpisode
-from headrace.rollout.outside_tasks import OutsideTask, OutsideTasks
+from headrace.rollout.outside_tasks import OutsideTask, OutsideTasks, TaskBoard
+from headrace.rollout.relayed_tasks import RelayedTasks
 from headrace.rollout.sessions import Session
-from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.runtime.protocol import Clock
 
 
 class OutsidePlayer:
     """Offers each episode, and waits for its end."""
 
     def __init__(self, config: OutsideAgent, episode_timeout_s: float) -> None:
-        """Raises ConfigError if the token is not to be had."""
         self.config = config
-        self.token: str | None = None
-        """That agents send to be given tasks, if one is asked for."""
         self.tasks = OutsideTasks()
-        self._episode_timeout_s = episode_timeout_s
-        if config.token_env is not None:
-            self.token = os.environ.get(config.token_env)
-            if not self.token:
-                raise ConfigError(
-                    f"rollout.agent.token_env names {config.token_env}, which is not set; export it, or leave it out"
-                )
+        """Of the run, where its own process plays, or gives out what rollout workers play."""
+        self.episode_timeout_s = episode_timeout_s
+        self._board: TaskBoard = self.tasks
+
+    def token(self) -> str | None:
+        """That agents send to be given tasks, if one is asked for. Raises ConfigError if it is not to be had."""
+        name = self.config.token_env
+        if name is None:
+            return None
+        if not (token := os.environ.get(name)):
+            raise ConfigError(f"rollout.agent.token_env names {name}, which is not set; export it, or leave it out")
+        return token
+
+    def relayed(self) -> RelayedTasks:
+        """From now on the run's own process gives out what is played here."""
+        self._board = board = RelayedTasks()
+        return board
 
     async def play(self, episode: AgentEpisode, session: Session, clock: Clock) -> float | None:
         """The last reward that the agent told. Raises TaskFailed if it says that it failed; of an evaluation,
         WaitTimeout if no agent is at work at all: nothing else would end that."""
-        task = OutsideTask(episode.api_key, episode.base_url, self._told(episode), session.standing)
-        self.tasks.offer(task)
+        told, board = self._told(episode), self._board
+        task = OutsideTask(episode.api_key, episode.base_url, told, session.standing, evaluation=episode.evaluation)
+        board.offer(task)
         try:
-            while episode.evaluation and not task.ended.done():
-                await self._change(task, clock)
-            await task.ended
+            await board.ended(task, clock, self.episode_timeout_s)
         finally:
-            self.tasks.leave(task)
+            board.leave(task)
         return task.reward
-
-    async def _change(self, task: OutsideTask, clock: Clock) -> None:
-        """Raises WaitTimeout."""
-        try:
-            await self.tasks.changed.wait(clock, self._episode_timeout_s, "an agent to ask for a task")
-        except WaitTimeout:
-            if task.is_waiting and self.tasks.is_unattended:
-                raise
 
     def _told(self, episode: AgentEpisode) -> dict[str, Any]:
         group, _, number = episode.name.rpartition("/")
@@ -62,5 +61,5 @@ class OutsidePlayer:
             "tools": episode.tools,
             "api_key": episode.api_key,
             "model": episode.model,
-            "deadline_s": self._episode_timeout_s,
+            "deadline_s": self.episode_timeout_s,
         }

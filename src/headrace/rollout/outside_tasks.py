@@ -9,13 +9,14 @@ import asyncio
 import hashlib
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.errors import HeadraceError
+from headrace.experience.gate import Opening
 from headrace.runtime.patience import StandStill
-from headrace.runtime.protocol import Clock
+from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.signal import Signal
 
 _MOST_REMEMBERED = 10_000
@@ -25,6 +26,10 @@ _LATELY = 8
 _AT_ONCE_S = 0.5
 """Offers that are less far apart count as one."""
 _RETRY_S, _SOONEST_RETRY_S, _LATEST_RETRY_S = 5, 1, 60
+
+TAKER = "an agent to ask for a task"
+"""What an evaluation waits for, if nobody is at work."""
+BY_AGENT, BY_RUN = "its agent has ended it", "the run has ended it: its time was up, or it left"
 
 
 class TaskFailed(HeadraceError):
@@ -48,6 +53,10 @@ def task_id(api_key: str) -> str:
     return hashlib.sha256(api_key.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
+Deliver = Callable[[float | None, str | None], Awaitable[None]]
+"""Given the reward and what failed. Raises TaskEnded."""
+
+
 class OutsideTask:
     """One episode."""
 
@@ -57,9 +66,15 @@ class OutsideTask:
         base_url: str,
         told: Mapping[str, Any],
         standing: Callable[[], AbstractContextManager[None]],
+        *,
+        evaluation: bool = False,
+        deliver: Deliver | None = None,
     ) -> None:
         """`told`: what its agent is told of it, as JSON, beside where its API is. `standing`: within, its clock stands
-        still."""
+        still. `evaluation`: of a held-out set. `deliver`: tells its end where it is played, if that is elsewhere."""
+        self.api_key = api_key
+        self.evaluation = evaluation
+        self._deliver = deliver
         self.id = task_id(api_key)
         self.base_url = base_url
         self.told = told
@@ -85,16 +100,38 @@ class OutsideTask:
             self._stands.close()
             self._stands = None
 
+    async def told_end(self, failure: str | None) -> None:
+        """Its agent says that it is over; it failed if there is a `failure`. Raises TaskEnded: it was, where it is
+        played."""
+        if self._deliver is not None:
+            await self._deliver(self.reward, failure)
+        if not self.ended.done():
+            self.end(failure)
+
     def end(self, failure: str | None = None) -> None:
-        """Its agent has ended it; it failed if there is a `failure`."""
+        """It has ended; it failed if there is a `failure`."""
         if failure is None:
             self.ended.set_result(None)
         else:
             self.ended.set_exception(TaskFailed(f"the agent says: {failure}"))
 
 
+class TaskBoard(Protocol):
+    """Where episodes are offered."""
+
+    def offer(self, task: OutsideTask) -> None:
+        """Until it is taken. Whoever offers it says `leave` in the end."""
+
+    def leave(self, task: OutsideTask) -> None:
+        """Nobody plays it any more."""
+
+    async def ended(self, task: OutsideTask, clock: Clock, quiet_s: float) -> None:
+        """Until its agent has ended it. Raises TaskFailed; of an evaluation, WaitTimeout after so many seconds in which
+        nobody was at work on any task: nothing else would end that."""
+
+
 class OutsideTasks:
-    """Those of a run. First offered, first taken."""
+    """Those of a run: a `TaskBoard`. First offered, first taken."""
 
     def __init__(self) -> None:
         self.changed = Signal()
@@ -110,6 +147,11 @@ class OutsideTasks:
         self._busy: StandStill | None = None
         self._clock: Clock | None = None
         self._is_closed = False
+        self._opening: Callable[[], Opening] | None = None
+
+    def foretell(self, opening: Callable[[], Opening]) -> None:
+        """From now on it can be asked when a group starts next."""
+        self._opening = opening
 
     def listen(self, address: str, clock: Clock) -> None:
         """From now on agents can ask there."""
@@ -124,7 +166,7 @@ class OutsideTasks:
                 taker.set_exception(_closed())
 
     def offer(self, task: OutsideTask) -> None:
-        """Until it is taken. Whoever offers it says `leave` in the end."""
+        """See `TaskBoard.offer`."""
         if self._clock is not None:
             now = self._clock.now()
             if not self._offered or now - self._offered[-1] > _AT_ONCE_S:
@@ -134,14 +176,26 @@ class OutsideTasks:
         self._waiting.append(task)
         self._hand_out()
 
-    def leave(self, task: OutsideTask) -> None:
-        """Nobody plays it any more."""
+    async def ended(self, task: OutsideTask, clock: Clock, quiet_s: float) -> None:
+        """See `TaskBoard.ended`."""
+        while task.evaluation and not task.ended.done():
+            try:
+                await self.changed.wait(clock, quiet_s, TAKER)
+            except WaitTimeout:
+                if task.is_waiting and self.is_unattended:
+                    raise
+        await task.ended
+
+    def leave(self, task: OutsideTask, how: str = BY_RUN) -> None:
+        """See `TaskBoard.leave`. `how` it ended, unless its agent has ended it."""
         ended = task.ended.done() and not task.ended.cancelled()
+        if ended:
+            task.ended.exception()
         if task.is_waiting:
             self._waiting.remove(task)
             task.go_on()
         self._playing.pop(task.id, None)
-        self._over[task.id] = "its agent has ended it" if ended else "the run has ended it: its time was up, or it left"
+        self._over[task.id] = BY_AGENT if ended else how
         while len(self._over) > _MOST_REMEMBERED:
             del self._over[next(iter(self._over))]
         self._has_changed()
@@ -186,18 +240,20 @@ class OutsideTasks:
         if task is not None and not task.ended.done():
             return task
         if task is not None or id in self._over:
-            how = self._over.get(id, "its agent has ended it")
-            raise TaskEnded(f"task {id} is over: {how}; nothing more can be said of it")
+            raise is_over(id, self._over.get(id, BY_AGENT))
         raise UnknownTask(
             f"there is no task {id[:40]!r}; ids are those that POST /tasks gave since the run was started, or resumed"
         )
 
-    def retry_after_s(self) -> int:
-        """Seconds until tasks may be offered again, as far as the last offers tell: the gate opens when the run has
-        room, as a rule with a new version."""
-        if self._clock is None:
-            return _RETRY_S
-        return seconds_to_next(self._offered, self._clock.now())
+    def retry(self) -> tuple[int, str]:
+        """Whole seconds until tasks are offered again, and what has to come before, in words: as far as the schedule
+        knows; else as far as the last offers tell."""
+        if self._clock is None or self._opening is None:
+            return _RETRY_S, "the run to begin"
+        opening = self._opening()
+        if opening.seconds is not None:
+            return whole_seconds(opening.seconds), opening.describe()
+        return seconds_to_next(self._offered, self._clock.now()), opening.describe()
 
     @property
     def is_unattended(self) -> bool:
@@ -244,7 +300,16 @@ def seconds_to_next(times: Sequence[float], now: float) -> int:
     if len(times) < 2:
         return _RETRY_S
     apart = (times[-1] - times[0]) / (len(times) - 1)
-    return min(max(math.ceil(times[-1] + apart - now), _SOONEST_RETRY_S), _LATEST_RETRY_S)
+    return whole_seconds(times[-1] + apart - now)
+
+
+def whole_seconds(seconds: float) -> int:
+    """After which to ask again; within 1 and 60."""
+    return min(max(math.ceil(seconds), _SOONEST_RETRY_S), _LATEST_RETRY_S)
+
+
+def is_over(id: str, how: str) -> TaskEnded:
+    return TaskEnded(f"task {id} is over: {how}; nothing more can be said of it")
 
 
 def _tasks(count: int) -> str:

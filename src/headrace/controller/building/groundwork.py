@@ -31,6 +31,7 @@ from headrace.observe.waits import WaitMeter
 from headrace.roles.context import RoleContext
 from headrace.roles.failing_samples import FailureWatch
 from headrace.roles.filter import FilterRole
+from headrace.roles.gate_forecast import GateForecast
 from headrace.roles.reissue import Losses
 from headrace.roles.rollout import GroupRunner, RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
@@ -148,6 +149,8 @@ def lay_groundwork(
         listeners=listeners,
     )
     outside = outside_player(plan.workflow)
+    if outside is not None:
+        outside.tasks.foretell(GateForecast(flow, engines, activity, clock).opening)
     context = RoleContext(
         runtime,
         flow,

@@ -20,8 +20,10 @@ from headrace.models.loading import load_tokenizer, read_generation_stops, read_
 from headrace.roles.reissue import Losses
 from headrace.roles.rollout_seats import RolloutSeats
 from headrace.roles.rollout_workers import RolloutWorkers
+from headrace.roles.task_relay import TaskRelay
 from headrace.roles.workers.rollout import RolloutWorker
 from headrace.roles.workers.rollout_types import ModelSpec, RolloutSpec
+from headrace.rollout.workflow import outside_player
 from headrace.runtime.protocol import Clock, Runtime, WaitTimeout
 from headrace.runtime.supervision import Often
 from headrace.runtime.workers import Handle, Placement, Silence, WorkerError, WorkerLost
@@ -41,9 +43,16 @@ class RolloutHands:
     """Rollout workers, and what others of the run know them by."""
 
     def __init__(
-        self, workers: RolloutWorkers, seats: RolloutSeats, refs: RestoredRefs, losses: Losses, spec: object
+        self,
+        workers: RolloutWorkers,
+        seats: RolloutSeats,
+        refs: RestoredRefs,
+        losses: Losses,
+        spec: object,
+        relay: TaskRelay | None = None,
     ) -> None:
-        """`spec`: of one more worker."""
+        """`spec`: of one more worker. `relay`: of what they have for agents outside."""
+        self.relay = relay
         self.spec = spec
         self.workers = workers
         self.seats = seats
@@ -88,7 +97,9 @@ async def start_rollout_workers(
     )
     silence = Silence(config.rollout.block_timeout_s, "rollout.block_timeout_s")
     where = Placement(process=True, threads=_THREADS, start_s=_START_S, silence=silence)
-    return await begun(RolloutWorker, [spec] * count, where, runtime, store, rewards, often_of(config))
+    outside = outside_player(plan.workflow)
+    relay = None if outside is None else TaskRelay(outside, runtime)
+    return await begun(RolloutWorker, [spec] * count, where, runtime, store, rewards, often_of(config), relay)
 
 
 async def begun(
@@ -99,25 +110,31 @@ async def begun(
     store: RunStore,
     rewards: RewardPools,
     often: Often | None = None,
+    relay: TaskRelay | None = None,
 ) -> RolloutHands:
-    """Workers of a kind as `RolloutWorker`, at work. `often`: see `RolloutSeats`. Raises as `start_rollout_workers`."""
+    """Workers of a kind as `RolloutWorker`, at work. `often`: see `RolloutSeats`; `relay`: see `RolloutHands`. Raises
+    as `start_rollout_workers`."""
     losses, refs = Losses(), RestoredRefs(runtime.refs, store.journal.read)
     try:
         group = await runtime.start(kind, specs, where)
         seats = RolloutSeats(group, len(specs), runtime, store.journal, losses, often)
+        if relay is not None:
+            seats.began = relay.began
         await seats.begin()
     except WorkerError as error:
         if error.type == ConfigError.__name__:
             raise ConfigError(f"{error.text}; so {error.worker or 'a rollout worker'} finds") from error
         raise
     workers = RolloutWorkers(seats, runtime, store, refs, losses, times=rewards.training.times)
-    return RolloutHands(workers, seats, refs, losses, specs[0])
+    return RolloutHands(workers, seats, refs, losses, specs[0], relay)
 
 
 async def end_rollout_workers(hands: RolloutHands | None, clock: Clock) -> None:
     """With a deadline; what is left then ends with the runtime."""
     if hands is None:
         return
+    if hands.relay is not None:
+        await hands.relay.close()
     try:
         await clock.wait_for(hands.seats.close(), _END_S, "the rollout workers to end")
     except (WaitTimeout, WorkerError, WorkerLost) as error:

@@ -43,7 +43,7 @@ from headrace.rewards.reward_pool import RewardPool
 from headrace.rewards.row_checks import check_rows, read_columns, required_columns
 from headrace.rollout.filters import Filter, load_filters
 from headrace.rollout.rollout_function import WORKFLOWS_ALONE, RolloutFunctions
-from headrace.rollout.workflow import Workflow, load_workflow
+from headrace.rollout.workflow import Workflow, load_workflow, outside_player
 from headrace.runtime.event_loop import run_to_end
 from headrace.runtime.imports import imported_beside
 from headrace.runtime.inline import SystemClock
@@ -165,6 +165,8 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     }
     check_weights(config.model.path)
     workflow = load_workflow(config.rollout, given)
+    if (outside := outside_player(workflow)) is not None:
+        outside.token()  # told before anything expensive
     # What was trained on once has passed the filters of its time.
     has_function = config.rollout.function is not None
     filters = load_filters(config.filters, given, has_function=has_function) if recorded is None else ()

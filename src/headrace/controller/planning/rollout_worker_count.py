@@ -24,12 +24,14 @@ def rollout_workers(config: TrainConfig, given: Given) -> int:
             "rollout.workers out, or set it to 1"
         )
     if isinstance(config.rollout.agent, OutsideAgent):
-        if wanted not in ("auto", 0):
+        if wanted == "auto":
+            return 0
+        if wanted and config.runtime.kind == "ray" and _is_placed(config):
             raise ConfigError(
-                f"rollout.workers is {wanted}, but rollout.agent is outside: the run's own process gives the tasks "
-                "out; leave rollout.workers out, or set it to 0"
+                "cluster places rollout, and rollout.agent is outside: agents reach all rollout workers by the host at "
+                "which they ask for tasks; leave rollout out of cluster.place and cluster.colocate, so that they are "
+                "on the node of the command"
             )
-        return 0
     if config.data.rollouts is not None or wanted == 0:
         return 0
     objects = [(key, spec) for key, spec in _asked(config) if spec in given or spec.startswith(f"{IN_MEMORY}:")]
@@ -54,6 +56,8 @@ def describe(config: TrainConfig, workers: int, tokenizer: Any) -> list[str]:
     if not workers:
         return []
     why = f" (auto: {own(config)[0]} is yours)" if config.rollout.workers == "auto" else ""
+    if isinstance(config.rollout.agent, OutsideAgent):
+        why = "; agents outside ask this process for tasks, and each task has the address of the one that plays it"
     processes = "1 process of its own" if workers == 1 else f"{workers} processes of their own"
     lines = [
         f"  {'rollouts':<16} {processes}{why}; modules are imported there anew, so that nothing global in them is "
@@ -62,6 +66,12 @@ def describe(config: TrainConfig, workers: int, tokenizer: Any) -> list[str]:
     if TokenizerSpec.of(tokenizer) is None:
         lines.append(f"  {'rollouts':<16} the tokenizer is Python's alone: each process imports transformers for it")
     return lines
+
+
+def _is_placed(config: TrainConfig) -> bool:
+    """Whether rollout workers may be on other nodes."""
+    cluster = config.cluster
+    return "rollout" in cluster.place or cluster.colocate == "all" or any("rollout" in each for each in cluster.sets)
 
 
 def _played(config: TrainConfig) -> Iterator[tuple[str, str]]:

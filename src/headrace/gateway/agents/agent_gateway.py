@@ -1,4 +1,4 @@
-"""The listener that agents speak to: one of a process, on loopback, for all of its episodes."""
+"""The listener that agents speak to: one of a process, for all of its episodes; on loopback, but for agents outside."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headrace.gateway.server import HttpServer, serve
 from headrace.rollout.policy import Policy
 from headrace.runtime.protocol import Services
 
-_HOST = "127.0.0.1"
+_ON_LOOPBACK = ("127.0.0.1", 0)
 _MIB = 2**20
 
 
@@ -36,9 +36,11 @@ class AgentGateway:
         services: Services,
         tasks: TaskRoutes | None = None,
         renderer: ModelRenderer | None = None,
+        at: tuple[str, int] = _ON_LOOPBACK,
     ) -> None:
-        """`tasks`: for agents outside, who are listened to where these say. `renderer`: of the model; without one its
-        chat template renders."""
+        """`tasks`: for agents outside, where this process gives them out. `renderer`: of the model; without one its
+        chat template renders. `at`: host and port to listen on."""
+        self._at = at
         self._tasks = tasks
         self._config = config
         self._renderer = renderer
@@ -52,13 +54,12 @@ class AgentGateway:
     async def start(self) -> None:
         """Raises ConfigError if it cannot listen."""
         app, tasks = self._app(self._session_at, EPISODE), self._tasks
-        if tasks is None:
-            self._server = await serve(app, _HOST, 0)
-            return
-        app[GUARDED] = tasks.is_guarded
-        app.add_routes(tasks.routes)
-        self._server = await serve(app, tasks.host, tasks.port)
-        tasks.listen(self._server.address)
+        if tasks is not None:
+            app[GUARDED] = tasks.is_guarded
+            app.add_routes(tasks.routes)
+        self._server = await serve(app, *self._at)
+        if tasks is not None:
+            tasks.listen(self._server.address)
 
     async def close(self) -> None:
         """Its end, and that of all sessions."""

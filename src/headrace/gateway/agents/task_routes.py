@@ -26,10 +26,10 @@ _LONGEST_FAILURE = 300
 
 class TaskRoutes:
     def __init__(self, player: OutsidePlayer, clock: Clock) -> None:
+        """Raises ConfigError if the token is not to be had."""
         self._tasks = player.tasks
-        self._token = player.token
+        self._token = player.token()
         self._clock = clock
-        self.host, self.port = player.config.host, player.config.port
         self._token_env = player.config.token_env
 
     @property
@@ -68,9 +68,7 @@ class TaskRoutes:
             return self._come_later()
         except TasksClosed as error:
             raise ApiError(str(error), status=410, code="run_over") from error
-        # By the address that the agent knows, which need not be the one that is listened to.
-        base_url = f"{request.scheme}://{request.host}{urlsplit(task.base_url).path}"
-        told = {"id": task.id, **task.told, "base_url": base_url}
+        told = {"id": task.id, **task.told, "base_url": self._base_url(request, task)}
         try:
             return await send_json(request, told, Deadline(self._clock, _BODY_S))
         except (ConnectionError, WaitTimeout):  # the client went away, or does not read
@@ -104,7 +102,10 @@ class TaskRoutes:
         self._still(task)
         if reward is not None:
             task.reward = reward
-        task.end(None if failure is None else " ".join(failure.split())[:_LONGEST_FAILURE])
+        try:
+            await task.told_end(None if failure is None else " ".join(failure.split())[:_LONGEST_FAILURE])
+        except TaskEnded as error:
+            raise _ended(error) from error
         return respond({"id": task.id, "ended": True})
 
     def _task(self, request: web.Request) -> OutsideTask:
@@ -124,7 +125,16 @@ class TaskRoutes:
         except UnknownTask as error:
             raise ApiError(str(error), status=404, code="task_not_found") from error
         except TaskEnded as error:
-            raise ApiError(str(error), status=409, code="task_ended") from error
+            raise _ended(error) from error
+
+    def _base_url(self, request: web.Request, task: OutsideTask) -> str:
+        """By the address that the agent knows, which need not be the one that is listened to; with the port of the
+        listener that plays the episode, where that is another."""
+        its = urlsplit(task.base_url)
+        if its.port == urlsplit(self._tasks.address).port:
+            return f"{request.scheme}://{request.host}{its.path}"
+        host = request.url.host or ""
+        return f"{request.scheme}://{f'[{host}]' if ':' in host else host}:{its.port}{its.path}"
 
     def _has_token(self, request: web.Request) -> bool:
         return self._token is not None and hmac.compare_digest(
@@ -135,14 +145,19 @@ class TaskRoutes:
         return Fields(await read_json(request, Deadline(self._clock, _BODY_S)))
 
     def _come_later(self) -> web.Response:
-        seconds = self._tasks.retry_after_s()
+        seconds, awaited = self._tasks.retry()
+        waits = f": the run's gate waits for {awaited}" if awaited else ""
         error = ApiError(
-            f"no task is there: the run's gate is shut; ask again in {seconds} s",
+            f"no task is there{waits}; ask again in {seconds} s",
             status=429,
             kind="rate_limit_error",
             code="no_task",
         )
         return web.json_response(error.body, status=429, headers={"Retry-After": str(seconds)})
+
+
+def _ended(error: TaskEnded) -> ApiError:
+    return ApiError(str(error), status=409, code="task_ended")
 
 
 def _refused(mend: str) -> ApiError:

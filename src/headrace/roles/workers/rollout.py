@@ -6,8 +6,8 @@ It imports neither torch nor transformers, unless the user's code does, or its t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,12 +22,13 @@ from headrace.rewards.judge import JudgeModel
 from headrace.rewards.reward_pool import RewardPool, worker_count
 from headrace.roles.workers.agent_sessions import with_gateway
 from headrace.roles.workers.engine_clients import EngineClients
-from headrace.roles.workers.group_player import TRAINING, GroupPlayer
+from headrace.roles.workers.group_player import BEAT_S, TRAINING, GroupPlayer
 from headrace.roles.workers.rollout_types import ROLLOUT_TYPES, ModelSpec, RolloutSpec
 from headrace.rollout.assembly import Reading, episode_runner, policy_settings
 from headrace.rollout.filters import load_filters
+from headrace.rollout.relayed_tasks import RelayedTasks, TaskNews
 from headrace.rollout.rollout_function import RolloutFunctions
-from headrace.rollout.workflow import load_workflow
+from headrace.rollout.workflow import load_workflow, outside_player
 from headrace.runtime.patience import StandStill
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Handle, Host
@@ -49,6 +50,9 @@ class RolloutWorker(GroupPlayer):
         self._spec = spec
         self._config = spec.config
         self._workflow = load_workflow(spec.config.rollout)
+        outside = outside_player(self._workflow)
+        self._tasks = RelayedTasks() if outside is None else outside.relayed()
+        """For agents outside."""
         self._functions = RolloutFunctions.of(spec.config)
         self._tokenizer = _tokenizer(spec.policy)
         template = spec.config.data.template
@@ -83,7 +87,7 @@ class RolloutWorker(GroupPlayer):
                 await pool.start()
                 rewards.append((reward, pool))
                 self._scored_by.append(pool)
-        gateway = with_gateway(self._workflow, config, self._template, self._host)
+        gateway = with_gateway(self._workflow, config, self._template, self._host, self._host.rank)
         workflow = await self._open.enter_async_context(gateway)
         sets: list[tuple[str, HeldOut | None, RewardConfig]] = [(TRAINING, None, config.reward)]
         sets += [(each.name, each, each.reward if each.own_reward else config.reward) for each in config.held_out]
@@ -111,6 +115,20 @@ class RolloutWorker(GroupPlayer):
             clients.add(handle)
         for place in dropped:
             clients.drop(place)
+
+    async def tasks(self) -> AsyncGenerator[list[TaskNews], None]:
+        """What it has for agents outside, as it comes; see `RelayedTasks`. For one who listens."""
+        async with aclosing(self._tasks.news(self._host.clock, BEAT_S)) as items:
+            async for news in items:
+                yield news
+
+    async def task_stands(self, id: str, stands: bool) -> None:
+        """See `RelayedTasks.stands`."""
+        self._tasks.stands(id, stands=stands)
+
+    async def task_ended(self, id: str, reward: float | None, failure: str | None, nobody_s: float | None) -> bool:
+        """See `RelayedTasks.end`."""
+        return self._tasks.end(id, reward, failure, nobody_s)
 
     async def close(self) -> None:
         """Its end."""

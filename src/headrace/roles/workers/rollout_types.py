@@ -12,6 +12,7 @@ from headrace.experience.header import GroupHeader, SampleHeader, Span
 from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import GroupKey, SampleStatus
 from headrace.experience.text.fast_tokenizer import TokenizerSpec
+from headrace.rollout.relayed_tasks import LeftTask, OfferedTask
 from headrace.runtime.refs import Ref
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Handle
@@ -97,7 +98,9 @@ ROLLOUT_TYPES = ENGINE_TYPES.with_types(COLUMN_TYPES).with_types(
             "group_header": GroupHeader,
             "group_key": GroupKey,
             "journal_offset": JournalOffset,
+            "left_task": LeftTask,
             "model_spec": ModelSpec,
+            "offered_task": OfferedTask,
             "played": Played,
             "prompt": Prompt,
             "receipt": Receipt,
