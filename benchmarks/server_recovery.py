@@ -54,7 +54,7 @@ def core_of(worker: str) -> psutil.Process:
     """What computes in the server of this worker of this run, as engine/0."""
     for each in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            if worker in each.cmdline() or any(word.endswith(worker) for word in each.cmdline()):
+            if any(word.endswith(worker) for word in each.cmdline()):
                 for below in each.children(recursive=True):
                     if any(name in " ".join([below.name(), *below.cmdline()]) for name in CORES):
                         return below

@@ -54,32 +54,37 @@ def test_what_has_to_come_follows_from_why_it_is_shut(state: GateState, waits: t
         (GateState("staleness", evaluated=True), 142.0, 1.0),
         (GateState(None, behind=True), 103.0, 0.0),
         (GateState(None), 103.0, 0.0),
-        (GateState("ahead"), 103.0, None),
+        (GateState("ahead"), 103.0, 5.0),  # groups take 8 s, and those at hand began at 90, 100 and 101
+        (GateState("ahead"), 108.5, 0.5),
+        (GateState("ahead"), 120.0, 0.0),
+        (GateState("ahead", evaluated=True), 103.0, 40.0),
         (GateState(None, serves=False), 103.0, None),
     ],
 )
 def test_seconds_are_those_since_the_last_less_the_usual_ones(
     state: GateState, now: float, seconds: float | None
 ) -> None:
-    versions, evaluations = pace(9.0, 10.0, 30.0, since=100.0), pace(45.0, since=98.0)
-    assert opening(state, versions, evaluations, now).seconds == seconds
+    versions, evaluations, groups = pace(9.0, 10.0, 30.0, since=100.0), pace(45.0, since=98.0), pace(8.0)
+    for number, began in enumerate((90.0, 100.0, 101.0)):
+        groups.begin(began, number)
+    assert opening(state, versions, evaluations, groups, now).seconds == seconds
 
 
 def test_nothing_is_foretold_before_anything_is_usual() -> None:
     first = Pace()
     first.begin(0.0)
     assert first.usual_s is None
-    assert opening(GateState("staleness"), first, Pace(), 5.0) == Opening(("version",), None)
+    assert opening(GateState("staleness"), first, Pace(), Pace(), 5.0) == Opening(("version",), None)
     # Of both that are awaited one is not known.
     known = pace(10.0, since=0.0)
-    assert opening(GateState("staleness", evaluated=True), known, Pace(), 5.0).seconds is None
+    assert opening(GateState("staleness", evaluated=True), known, Pace(), Pace(), 5.0).seconds is None
 
 
 def test_the_usual_time_is_the_median_of_the_last_eight() -> None:
     assert pace(*[100.0] * 5, *[1.0] * 4, *[3.0] * 4).usual_s == 2.0
     several = Pace()
     several.begin(10.0)
-    several.end(40.0, 3)  # three versions, of which two were passed over
+    several.end(40.0, count=3)  # three versions, of which two were passed over
     assert several.usual_s == 10.0
 
 

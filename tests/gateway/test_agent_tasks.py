@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from typing import Any
 
 import aiohttp
@@ -19,10 +19,12 @@ from headrace.config.gateway import GatewayConfig
 from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import GroupKey, Sample, SampleStatus
 from headrace.gateway.agents.agent_gateway import AgentGateway
+from headrace.gateway.agents.task_listener import TaskListener
 from headrace.gateway.agents.task_routes import TaskRoutes
 from headrace.rollout.agent import AgentWorkflow
 from headrace.rollout.agent_outside import OutsidePlayer
 from headrace.rollout.episodes import EpisodeRunner
+from headrace.rollout.outside_tasks import OutsideTask
 from headrace.runtime.inline import InlineRuntime
 from headrace.weights.version import INITIAL
 
@@ -335,6 +337,35 @@ def test_an_agent_that_asks_the_model_for_nothing_fails() -> None:
         return await only(group)
 
     assert "asked the policy for nothing" in str(outside(test).failure)
+
+
+def test_a_task_that_is_played_elsewhere_has_the_host_that_the_agent_knows_and_the_port_of_who_plays() -> None:
+    async def main() -> list[str]:
+        runtime = InlineRuntime()
+        player = OutsidePlayer(OutsideAgent(outside=True), 10)
+        listener = TaskListener(TaskRoutes(player, runtime.clock), ("127.0.0.1", 0))
+        await listener.start()
+        told = []
+        try:
+            async with aiohttp.ClientSession() as client:
+                for number, host in enumerate(("", "agents.example:8100", "agents.example", "[::1]:8100")):
+                    where = f"http://0.0.0.0:7/episodes/{number}/v1"
+                    player.tasks.offer(OutsideTask(f"hr-{number}", where, {"row": {}}, nullcontext))
+                    headers = {"Host": host} if host else {}
+                    async with client.post(f"{player.tasks.address}/tasks", json={}, headers=headers) as answer:
+                        assert answer.status == 200
+                        told.append((await answer.json())["base_url"])
+        finally:
+            await listener.close()
+            await runtime.close()
+        return told
+
+    assert asyncio.run(main()) == [
+        "http://127.0.0.1:7/episodes/0/v1",
+        "http://agents.example:7/episodes/1/v1",
+        "http://agents.example:7/episodes/2/v1",
+        "http://[::1]:7/episodes/3/v1",
+    ]
 
 
 def test_who_waits_when_the_run_ends_is_told_that_it_is_over() -> None:

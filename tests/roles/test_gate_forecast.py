@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from headrace.experience.gate import Opening
+from headrace.experience.sample import GroupKey
 from headrace.experience.schedule import Bound
 from headrace.observe.spent import ROWS, Activity
 from headrace.roles.gate_forecast import GateForecast
@@ -92,3 +93,15 @@ def test_engines_that_sleep_or_are_away_are_waited_for() -> None:
     world.sleep.is_on = False
     world.own[0].serves = False
     assert world.opening(2.0) == Opening(("engine",), None)
+
+
+def test_the_end_of_a_group_is_foretold_from_those_before() -> None:
+    world, first, second = World(), GroupKey(0, 0, 0), GroupKey(0, 1, 0)
+    world.bound = "ahead"
+    world.forecast.groups.begin(0.0, first)
+    world.forecast.groups.begin(4.0, second)
+    assert world.opening(5.0) == Opening(("group",), None)
+    world.forecast.groups.end(10.0, first)
+    assert world.opening(11.0) == Opening(("group",), 3.0)
+    world.is_sealed = True  # nobody enters the batch at hand any more
+    assert world.opening(11.0) == Opening(("version",), None)

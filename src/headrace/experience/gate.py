@@ -2,12 +2,13 @@
 
 What shuts the gate (`Schedule.shut_by`) says with what it opens. Groups are counted against versions: the next version
 opens it, a usual batch after the last one. Or against those that are live: while the batch has places, one that ends
-opens it, of which the schedule knows nothing; once it is sealed nobody enters it any more, and the next version does.
+opens it; once it is sealed nobody enters it any more, and the next version does.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -30,30 +31,34 @@ _WORDS: dict[Awaited, str] = {
 
 
 class Pace:
-    """How long what comes again and again takes as a rule: the median of the last ones."""
+    """How long what comes again and again takes as a rule: the median of the last ones. There may be several at once,
+    each with a key of its own."""
 
     def __init__(self) -> None:
         self._spans: deque[float] = deque(maxlen=_LATELY)
-        self._began: float | None = None
+        self._began: dict[Hashable, float] = {}
 
     @property
     def usual_s(self) -> float | None:
         """None until one has ended."""
         return median(self._spans) if self._spans else None
 
-    def begin(self, now: float) -> None:
-        self._began = now
+    def begin(self, now: float, key: Hashable = None) -> None:
+        self._began[key] = now
 
-    def end(self, now: float, count: int = 1) -> None:
+    def end(self, now: float, key: Hashable = None, *, count: int = 1) -> None:
         """So many have ended since the beginning, one after another."""
-        if self._began is not None:
-            self._spans.extend([(now - self._began) / count] * count)
-        self._began = None
+        began = self._began.pop(key, None)
+        if began is not None:
+            self._spans.extend([(now - began) / count] * count)
 
     def left_s(self, now: float) -> float | None:
-        """Until the one at hand ends, if it takes as long as usual; None if none is, or nothing is usual yet."""
+        """Until the first of those at hand ends, if they take as long as usual. Nothing is known of one that takes
+        longer: 0 where all do. None if none is at hand, or nothing is usual yet."""
         usual = self.usual_s
-        return None if usual is None or self._began is None else max(self._began + usual - now, 0.0)
+        if usual is None or not self._began:
+            return None
+        return min((left for began in self._began.values() if (left := began + usual - now) > 0), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +106,11 @@ class Opening:
         return " and ".join(_WORDS[each] for each in self.awaited)
 
 
-def opening(state: GateState, versions: Pace, evaluations: Pace, now: float) -> Opening:
-    """`versions`: from each to the next. A swap is there in a moment; nothing is known of groups and engines."""
+def opening(state: GateState, versions: Pace, evaluations: Pace, groups: Pace, now: float) -> Opening:
+    """`versions`: from each to the next. A swap is there in a moment; nothing is known of an engine that is away."""
     parts = awaited(state)
-    told = {"version": versions.left_s(now), "evaluation": evaluations.left_s(now), "swap": 0.0}
+    paces = {"version": versions, "evaluation": evaluations, "group": groups}
+    told: dict[str, float | None] = {"swap": 0.0, **{each: pace.left_s(now) for each, pace in paces.items()}}
     left = [told.get(each) for each in parts]
     known = [seconds for seconds in left if seconds is not None]
     return Opening(parts, max(known, default=0.0) if len(known) == len(left) else None)

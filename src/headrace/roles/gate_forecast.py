@@ -10,7 +10,7 @@ from headrace.runtime.protocol import Clock
 
 
 class GateForecast:
-    """Follows how long versions and evaluations take."""
+    """Follows how long versions and evaluations take; how long groups do it is told."""
 
     def __init__(self, flow: Flow, engines: EnginePool, activity: Activity, clock: Clock) -> None:
         self._flow = flow
@@ -18,6 +18,8 @@ class GateForecast:
         self._activity = activity
         self._clock = clock
         self._number = engines.version.number
+        self.groups = Pace()
+        """From the start of each to its end, by their keys."""
         self._versions, self._evaluations = Pace(), Pace()
         self._versions.begin(clock.now())
         self._evaluates = False
@@ -26,7 +28,7 @@ class GateForecast:
 
     def opening(self) -> Opening:
         """As of now."""
-        return opening(self._state(), self._versions, self._evaluations, self._clock.now())
+        return opening(self._state(), self._versions, self._evaluations, self.groups, self._clock.now())
 
     def _state(self) -> GateState:
         flow, engines, activity = self._flow, self._engines, self._activity
@@ -47,7 +49,7 @@ class GateForecast:
         now, number = self._clock.now(), self._engines.version.number
         if number != self._number:
             if number > self._number:
-                self._versions.end(now, number - self._number)
+                self._versions.end(now, count=number - self._number)
             self._versions.begin(now)
             self._number = number
         if self._activity.evaluating != self._evaluates:

@@ -13,6 +13,7 @@ from headrace.engines.pool import EnginePool
 from headrace.experience.columns import FinishedGroup
 from headrace.experience.failures import FailureKind, describe
 from headrace.experience.flow import Admission, Flow
+from headrace.experience.gate import Pace
 from headrace.experience.header import GroupHeader
 from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey
@@ -66,10 +67,12 @@ class RolloutRole:
         counted: Callable[[], None] = lambda: None,
         record: Record | None = None,
         losses: Losses | None = None,
+        pace: Pace | None = None,
     ) -> None:
         """`group_tokens`: that a group samples at most. `judges`: engines that rewards cannot do without. `counted` is
         called when the tally has changed, before the group counts as finished. `record`: awaited with each group that
-        has ended. `losses`: what `runner` goes by, if it loses workers."""
+        has ended. `losses`: what `runner` goes by, if it loses workers. `pace`: told of each group when it
+        starts and when it has ended."""
         self._context = context
         self._flow: Flow = context.flow
         self._engines = engines
@@ -83,6 +86,7 @@ class RolloutRole:
         self._counted = counted
         self._record = record
         self._losses = losses or Losses()
+        self._pace = pace or Pace()
         self._groups: dict[GroupKey, asyncio.Task[None]] = {}
         self._ended: deque[GroupKey] = deque()
         """Groups whose task has ended, and was not looked at."""
@@ -120,7 +124,8 @@ class RolloutRole:
         self._context.activity.changed()
 
     async def _group(self, admission: Admission, place: Place) -> None:
-        key = admission.key
+        key, clock = admission.key, self._context.runtime.clock
+        self._pace.begin(clock.now(), key)
         try:
             again: tuple[Admission, Place] | None = admission, place
             while again is not None:
@@ -129,6 +134,7 @@ class RolloutRole:
                 except (NotServed, WorkerLost) as error:
                     again = self._issue_again(again[0], error)
         finally:
+            self._pace.end(clock.now(), key)
             self._journal.let_go(key)
             # The task is done when whoever is woken by this comes to it.
             self._ended.append(key)

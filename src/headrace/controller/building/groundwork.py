@@ -66,6 +66,8 @@ class Groundwork:
     failures: FailureWatch
     partials: Partials
     hands: RolloutHands | None = None
+    forecast: GateForecast | None = None
+    """Of when the gate opens, where somebody asks."""
 
     async def answered(self, held_out: str, group: Group) -> None:
         """A prompt of a held-out set is answered: what failed is kept, and looked at as any other failure is."""
@@ -148,9 +150,10 @@ def lay_groundwork(
         kl_coefficient=kl_coefficient,
         listeners=listeners,
     )
-    outside = outside_player(plan.workflow)
+    outside, forecast = outside_player(plan.workflow), None
     if outside is not None:
-        outside.tasks.foretell(GateForecast(flow, engines, activity, clock).opening)
+        forecast = GateForecast(flow, engines, activity, clock)
+        outside.tasks.foretell(forecast.opening)
     context = RoleContext(
         runtime,
         flow,
@@ -173,7 +176,9 @@ def lay_groundwork(
         hands.seats.tell = recorder.event
     failures = FailureWatch(recorder.event, worth=rollout.prompts_per_batch * rollout.samples_per_prompt)
     journal = GroupJournal(store.writer, runtime, table.refs)
-    return Groundwork(ahead, table, flow, context, recorder, record, journal, tally, failures, store.partials, hands)
+    return Groundwork(
+        ahead, table, flow, context, recorder, record, journal, tally, failures, store.partials, hands, forecast
+    )
 
 
 def rollout_role(
@@ -203,6 +208,7 @@ def rollout_role(
         min_samples=least_samples(plan),
         record=base.record.failed if hands is None else recording_failed(hands.workers, base.record.failed),
         losses=losses,
+        pace=None if base.forecast is None else base.forecast.groups,
     )
 
 
