@@ -152,7 +152,7 @@ def once(folder: Path, kind: str, python: str) -> dict[str, float]:
         {
             "model": {"path": str(folder / "model")},
             "data": {"train": str(folder / "prompts.jsonl")},
-            "reward": {"function": "benchmarks.policy_model:reward"},
+            "reward": {"function": "benchmarks.rewards:reward"},
             "rollout": {
                 "prompts_per_batch": 4,
                 "samples_per_prompt": 8,
