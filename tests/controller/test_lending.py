@@ -58,7 +58,7 @@ def test_what_check_says_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "at the start, as models are loaded": 6 * one + 3 * engine,
     }
     # On a device those that train leave nothing there, and caches are what both times have room for.
-    monkeypatch.setattr("headrace.controller.planning.memory_estimate.free_bytes", lambda device: 2**34)
+    monkeypatch.setattr("headrace.controller.planning.free_memory.free_bytes", lambda device: 2**34)
     found = estimate_memory(load_config(TrainConfig, job), CONFIGS["qwen3"](), torch.device("cuda"))
     assert found.on_host["trainer: float32 weights and moments, asleep"] == 3 * one
     activations, cache = found.uses["engine: activations and logits"], found.uses["engine: KV cache"]

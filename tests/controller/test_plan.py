@@ -15,9 +15,10 @@ from controller_jobs import CONFIGS, make_job
 
 from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.controller.building.episode_runners import policy_settings
-from headrace.controller.planning import memory_estimate as memory
+from headrace.controller.planning import cache_memory, free_memory
+from headrace.controller.planning.cache_memory import plan_kv_cache
 from headrace.controller.planning.describe import describe_plan
-from headrace.controller.planning.memory_estimate import estimate_memory, plan_kv_cache
+from headrace.controller.planning.memory_estimate import estimate_memory
 from headrace.controller.planning.plan import make_plan
 from headrace.controller.planning.table_size import largest_group, table_bytes
 from headrace.engines.embedded.engine import EmbeddedEngine
@@ -199,7 +200,7 @@ def test_memory_in_bfloat16_and_weights_by_disk(job: Path) -> None:
 @pytest.fixture
 def paged(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> bool:
     """Whether devices have the KV cache in pages, as where Triton is; by the test's parameter."""
-    monkeypatch.setattr(memory, "is_paged", lambda place, model_config: request.param)
+    monkeypatch.setattr(cache_memory, "is_paged", lambda place, model_config: request.param)
     return bool(request.param)
 
 
@@ -314,7 +315,7 @@ def test_what_does_not_fit_a_device_is_refused_with_what_to_lower(job: Path, dev
 
 def test_a_run_that_does_not_fit_is_told_so(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(load_config(TrainConfig, job))
-    assert plan.memory.free == pytest.approx(memory.free_bytes(CPU), rel=0.5)
+    assert plan.memory.free == pytest.approx(free_memory.free_bytes(CPU), rel=0.5)
     assert "WARNING" not in describe_plan(plan)
     tight = replace(plan, memory=replace(plan.memory, free=plan.memory.total - 2**30))
     said = describe_plan(tight)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from controller_jobs import make_job
 from machines import can_be_two
-from ray_nodes import lose, machines
+from ray_nodes import Cluster, lose, machines
 from ray_run import actors
 from safetensors.torch import load_file
 
@@ -46,6 +46,15 @@ RANKS = {
 }
 
 
+def training(cluster: Cluster, config: Path, run: Path, *overrides: str) -> subprocess.Popen[str]:
+    """On the first machine, joined to the cluster."""
+    command = [*cluster.first.enter, sys.executable, "-m", "headrace.cli.main", "train", str(config)]
+    command += ["--dir", str(run), "--plain", f"runtime.address={cluster.address}", *overrides]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=cluster.environment
+    )
+
+
 def test_ranks_on_two_machines_train_as_one_rank_does_and_a_lost_machine_is_survived(tmp_path: Path) -> None:
     """Each has half of the weights. The second sees no memory that the first publishes in: what it has is sent. Then
     its machine is lost, and it goes on beside the first, from the last commit."""
@@ -69,10 +78,7 @@ def test_ranks_on_two_machines_train_as_one_rank_does_and_a_lost_machine_is_surv
         )
         there = placed.index(next(line for line in placed if cluster.second.address in line))
         assert [line for line in placed[there:] if "trainer" in line] == ["    CPU            trainer/1"]
-        line = [*on_first, "-m", "headrace.cli.main", "train", str(config), "--dir", str(run), "--plain", *joined, host]
-        process = subprocess.Popen(
-            line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=cluster.environment
-        )
+        process = training(cluster, config, run, "data.shuffle=false", host)
         try:
             until(lambda: last_batch(run) > 0, process)
             assert len(actors(cluster.node, run, "trainer-1")) == 1
@@ -114,11 +120,7 @@ def test_a_machine_that_falls_silent_is_known_within_half_a_minute_whatever_is_o
     }
     config, run = make_job(tmp_path / "job", trainer__batches=5000, **JOB, **plays), tmp_path / "run"
     with machines(tmp_path) as cluster:
-        on_first = [*cluster.first.enter, sys.executable, "-m", "headrace.cli.main"]
-        line = [*on_first, "train", str(config), "--dir", str(run), "--plain", f"runtime.address={cluster.address}"]
-        process = subprocess.Popen(
-            line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=cluster.environment
-        )
+        process = training(cluster, config, run)
         try:
             until(lambda: last_batch(run) > 0, process)
             (name,) = (each for each in ("rollout-0", "rollout-1") if actors(cluster.node, run, each))

@@ -231,7 +231,7 @@ def test_what_check_says_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     }
     assert turns.needed == max(9 * one + tied + cache, 7 * one + tied) < usual.needed
     # On a device, those that train leave nothing there: the host has their weights and moments.
-    monkeypatch.setattr("headrace.controller.planning.memory_estimate.free_bytes", lambda device: 2**34)
+    monkeypatch.setattr("headrace.controller.planning.free_memory.free_bytes", lambda device: 2**34)
     found = estimate_memory(
         load_config(TrainConfig, job, ["engine.colocated=true"]), CONFIGS["qwen3"](), torch.device("cuda")
     )

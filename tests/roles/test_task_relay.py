@@ -80,8 +80,8 @@ class Plays:
 
 
 class Run:
-    def __init__(self, player: OutsidePlayer, workers: Workers[Plays]) -> None:
-        self.tasks, self.workers = player.tasks, workers
+    def __init__(self, player: OutsidePlayer, workers: Workers[Plays], relay: TaskRelay) -> None:
+        self.tasks, self.workers, self.relay = player.tasks, workers, relay
 
     async def begin(self, name: str, *, rank: int = 0, evaluation: bool = False) -> None:
         await self.workers.call("begin", name, evaluation, rank=rank, what="an episode")
@@ -119,7 +119,7 @@ def relayed(test: Callable[[Run], Awaitable[None]], workers: int = 1) -> None:
             group = await runtime.start(Plays, ["a"] * workers, Placement())
             for rank in range(workers):
                 relay.began(group, rank)
-            await asyncio.wait_for(test(Run(player, group)), 20)
+            await asyncio.wait_for(test(Run(player, group, relay)), 20)
             await relay.close()
         finally:
             await runtime.close()
@@ -196,30 +196,20 @@ def test_tasks_of_a_worker_that_is_lost_are_over_and_others_go_on() -> None:
 
 
 def test_a_worker_that_comes_back_is_listened_to_again() -> None:
-    async def main() -> None:
-        runtime = InlineRuntime(copying=True, types=ROLLOUT_TYPES)
-        player = OutsidePlayer(OutsideAgent(outside=True), QUIET_S)
-        relay = TaskRelay(player, runtime)
-        try:
-            group = await runtime.start(Plays, ["a"], Placement())
-            relay.began(group, 0)
-            run = Run(player, group)
-            await run.begin("a")
-            old = await run.take()
-            await group.restart(0)
-            relay.began(group, 0)
-            await run.begin("b")
-            task = await run.take()
-            assert task.api_key == "hr-b"
-            with pytest.raises(TaskEnded):
-                await old.told_end(None)
-            await task.told_end(None)
-            assert await run.ask("result", "b") == [None, None, None]
-            await relay.close()
-        finally:
-            await runtime.close()
+    async def test(run: Run) -> None:
+        await run.begin("a")
+        old = await run.take()
+        await run.workers.restart(0)
+        run.relay.began(run.workers, 0)
+        await run.begin("b")
+        task = await run.take()
+        assert task.api_key == "hr-b"
+        with pytest.raises(TaskEnded):
+            await old.told_end(None)
+        await task.told_end(None)
+        assert await run.ask("result", "b") == [None, None, None]
 
-    asyncio.run(main())
+    relayed(test)
 
 
 def test_an_evaluation_ends_only_where_nobody_is_at_work_on_any_worker() -> None:
@@ -242,20 +232,11 @@ def test_an_evaluation_ends_only_where_nobody_is_at_work_on_any_worker() -> None
 
 
 def test_what_is_left_when_the_run_ends_is_over() -> None:
-    async def main() -> None:
-        runtime = InlineRuntime(copying=True, types=ROLLOUT_TYPES)
-        player = OutsidePlayer(OutsideAgent(outside=True), QUIET_S)
-        relay = TaskRelay(player, runtime)
-        try:
-            group = await runtime.start(Plays, ["a"], Placement())
-            relay.began(group, 0)
-            run = Run(player, group)
-            await run.begin("a")
-            task = await run.take()
-            await relay.close()
-            with pytest.raises(TaskEnded, match="the run has ended it"):
-                player.tasks.find(task.id)
-        finally:
-            await runtime.close()
+    async def test(run: Run) -> None:
+        await run.begin("a")
+        task = await run.take()
+        await run.relay.close()
+        with pytest.raises(TaskEnded, match="the run has ended it"):
+            run.tasks.find(task.id)
 
-    asyncio.run(main())
+    relayed(test)

@@ -10,7 +10,7 @@ from headrace.config.model import EngineConfig
 from headrace.config.template import TemplateConfig
 from headrace.controller.building.engine_workers import load_engine
 from headrace.controller.building.threads import inline_runtime
-from headrace.controller.planning.memory_estimate import plan_kv_cache
+from headrace.controller.planning.cache_memory import plan_kv_cache
 from headrace.controller.planning.prompt_notes import unread_notes
 from headrace.controller.stopping import StopRequest
 from headrace.experience.text.chat_template import ChatTemplate

@@ -12,8 +12,8 @@ from headrace.config.model import EngineSection
 from headrace.controller.building.first_version import publish_first
 from headrace.controller.building.processors import often_of, silence_of, threads_of_worker
 from headrace.controller.building.server_specs import server_spec
+from headrace.controller.planning.cache_memory import cache_of
 from headrace.controller.planning.judges import own_judges
-from headrace.controller.planning.memory_estimate import cache_of
 from headrace.controller.planning.plan import Plan
 from headrace.engines.embedded.cache_plan import CachePlan
 from headrace.engines.pool import EnginePool, started

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config import TrainConfig
 from headrace.config.model import EngineSection, is_here
-from headrace.controller.planning.memory_estimate import cache_of
+from headrace.controller.planning.cache_memory import cache_of
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.server_launch import server_launch
 from headrace.engines.servers.dialect import Expected

@@ -14,8 +14,8 @@ from headrace.controller.building.processors import threads_of_worker
 from headrace.controller.building.threads import available_threads, takes_turns
 from headrace.controller.planning import rollout_worker_count
 from headrace.controller.planning.backends import describe_backend
+from headrace.controller.planning.free_memory import GIB, MIB
 from headrace.controller.planning.layouts import config_of_kind
-from headrace.controller.planning.memory_estimate import GIB, MIB
 from headrace.controller.planning.placement import worker_counts
 from headrace.controller.planning.placement_view import drawn
 from headrace.controller.planning.plan import Plan

@@ -3,48 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
 import torch
 
 from headrace.algorithms.kept_sets import most_bytes
-from headrace.config import ConfigError, EngineConfig, TrainConfig
+from headrace.config import ConfigError, TrainConfig
 from headrace.config.layout import MICRO_BATCHES_A_STAGE, LayoutConfig
-from headrace.config.model import EngineSection
 from headrace.config.values.dtypes import ITEM_BYTES
+from headrace.controller.planning import free_memory
 from headrace.controller.planning.activations import DecoderShape, engine_bytes, scored_bytes, trained_bytes
+from headrace.controller.planning.cache_memory import (
+    KV_CACHE,
+    MOST_TOLD,
+    cache_beside,
+    cache_of,
+    engine_dtype,
+    plan_kv_cache,
+)
+from headrace.controller.planning.free_memory import SPARE, in_gib
 from headrace.controller.planning.judges import own_judges
-from headrace.controller.planning.memory_by_turns import OF_LENT, beside_caches, by_turns
+from headrace.controller.planning.memory_by_turns import OF_LENT, by_turns
 from headrace.controller.planning.out_of_memory import what_to_lower
 from headrace.controller.planning.table_size import most_sampled, table_bytes
 from headrace.controller.planning.trained_memory import gathered, scored_bytes_of, trained_bytes_of
 from headrace.controller.planning.transports import transport_of
-from headrace.engines.embedded.cache_plan import (
-    CachePlan,
-    cache_shape,
-    context_limit,
-    in_pages,
-    is_paged,
-    plan_cache,
-)
-from headrace.engines.embedded.pages import pages_for
+from headrace.engines.embedded.cache_plan import CachePlan, context_limit
 from headrace.models.experts import routed_bytes
 from headrace.models.loading import count_parameters, read_model_config
 
-GIB, MIB = 2**30, 2**20
 _PLANE = "weight plane: newest version, and the next"
 _LEAVING = "weight plane: the copy that leaves"
 _AT_RELAYS = "weight plane: two versions at each relay"
 _COPY = "checkpoint: copy while it is written"
 _BEGUN = "trainer: what a batch began with, for a replica that is made anew"
-_KV_CACHE = "engine: KV cache"
 _STATE_BYTES = 12
 """Of a parameter: its float32 master, and two moments."""
-_SPARE = 0.05
-"""Of a device's free memory: for what its libraries take, and for what falls between allocated blocks."""
-_MOST_TOLD = 4
 _HOST = "this host"
 _OF_ENGINE = ("engine: ",)
 _OF_TRAINING = (
@@ -113,7 +108,7 @@ def estimate_memory(
 
     Raises ConfigError if the KV cache does not fit; for a device, if anything does not.
     """
-    parameters, free = count_parameters(model_config), free_bytes(device)
+    parameters, free = count_parameters(model_config), free_memory.free_bytes(device)
     uses = _fixed(config, model_config, parameters, device)
     uses |= {} if device.type == "cpu" else _activations(config, model_config)
     left_out = (*(() if engine else _OF_ENGINE), *(() if trainer else _OF_TRAINING))
@@ -124,16 +119,16 @@ def estimate_memory(
         cache = CachePlan(slots=1, max_context=context_limit(model_config, config.engine), bytes_wanted=0)
     elif device.type == "cpu":
         engines = config.engine.total + config.engine.lent
-        cache = plan_kv_cache(model_config, config.engine, _engine_dtype(config), device, engines)
+        cache = plan_kv_cache(model_config, config.engine, engine_dtype(config), device, engines)
     else:
-        cache = _cache_beside(config, model_config, device, free, uses)
+        cache = cache_beside(config, model_config, device, free, uses)
     kept: dict[str, int] = _off_device(config, parameters, model_config.get_text_config(), device) if trainer else {}
     if engine and not trainer and not config.engine.apart:
-        kept["weight plane: version 0, on the host"] = ITEM_BYTES[_engine_dtype(config)] * parameters
+        kept["weight plane: version 0, on the host"] = ITEM_BYTES[engine_dtype(config)] * parameters
         uses |= kept if device.type == "cpu" else {}
     if engine:
         caches = [(each.count, cache_of(each, config, cache)) for each in config.engine.sections]
-        uses[_KV_CACHE] = sum(count * each.bytes_wanted for count, each in caches)
+        uses[KV_CACHE] = sum(count * each.bytes_wanted for count, each in caches)
         uses |= {f"{OF_LENT}KV cache": config.engine.lent * cache.bytes_wanted} if config.engine.lent else {}
     slots = _slots(config, cache) if engine else 1
     table = _table(config, model_config, cache)
@@ -166,19 +161,6 @@ def _begun(config: TrainConfig, parameters: int) -> int:
     return sum(3 * ITEM_BYTES["float32"] * parameters * copies for copies in kept if copies > 1)
 
 
-def cache_of(section: EngineSection, config: TrainConfig, first: CachePlan) -> CachePlan:
-    """Of an engine of this section, beside those of the first section, whose cache is `first`: each sequence has as
-    much."""
-    asked, slots = config.engine.max_concurrent_sequences, section.max_concurrent_sequences
-    if slots == asked:
-        return first
-    slots = max(1, first.slots * slots // asked)
-    if first.pages is None:
-        return replace(first, slots=slots, bytes_wanted=first.bytes_wanted * slots // first.slots)
-    pages = max(first.pages * slots // first.slots, pages_for(first.max_context))
-    return in_pages(slots, first.max_context, pages, first.page_bytes)
-
-
 def _table(config: TrainConfig, model_config: Any, cache: CachePlan) -> dict[str, int]:
     """What of the experience table is worth telling; it is in the host's memory."""
     found: dict[str, int] = {}
@@ -192,13 +174,9 @@ def _table(config: TrainConfig, model_config: Any, cache: CachePlan) -> dict[str
     return found
 
 
-def _engine_dtype(config: TrainConfig) -> str:
-    return config.engine.dtype or config.model.dtype
-
-
 def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torch.device) -> dict[str, int]:
     """Weights and what goes with them, and the judges' caches."""
-    trainer_bytes, engine_itemsize = ITEM_BYTES[config.model.dtype], ITEM_BYTES[_engine_dtype(config)]
+    trainer_bytes, engine_itemsize = ITEM_BYTES[config.model.dtype], ITEM_BYTES[engine_dtype(config)]
     text = model_config.get_text_config()
     # The engine lays its output layer out anew, also where the model's is its embedding.
     tied = text.vocab_size * text.hidden_size if model_config.tie_word_embeddings else 0
@@ -270,7 +248,7 @@ def _off_device(config: TrainConfig, parameters: int, text: Any, device: torch.d
         ).off_device
         for name, own in models.items()
     }
-    wanted, free = sum(found.values()), free_bytes(torch.device("cpu"))
+    wanted, free = sum(found.values()), free_memory.free_bytes(torch.device("cpu"))
     if wanted > free:
         raise ConfigError(
             f"optimizer.offload needs {in_gib(wanted)} of this host's memory, and {in_gib(free)} are free; leave it "
@@ -289,7 +267,7 @@ def _copied(config: TrainConfig, parameters: int, device: torch.device) -> int:
     wanted = _STATE_BYTES * trained
     if config.algorithm.needs_reference and config.reference.refresh_every is not None:
         wanted += ITEM_BYTES[config.model.dtype] * parameters
-    if device.type != "cpu" and wanted > (free := free_bytes(torch.device("cpu"))):
+    if device.type != "cpu" and wanted > (free := free_memory.free_bytes(torch.device("cpu"))):
         raise ConfigError(
             f"a checkpoint is written beside training, from a copy that takes {in_gib(wanted)} of this host's memory, "
             f"and {in_gib(free)} are free; set checkpoint.background to false, so that training waits while it is "
@@ -314,8 +292,8 @@ def _asleep(config: TrainConfig, parameters: int, text: Any, device: torch.devic
 
 def _require_room(config: TrainConfig, place: str, free: int, uses: Mapping[str, int], turn: str, size: int) -> None:
     """Raises ConfigError."""
-    if size > (1 - _SPARE) * free:
-        largest = sorted(uses.items(), key=lambda use: -use[1])[:_MOST_TOLD]
+    if size > (1 - SPARE) * free:
+        largest = sorted(uses.items(), key=lambda use: -use[1])[:MOST_TOLD]
         raise ConfigError(
             f"this run needs {in_gib(size)} on {place} {turn}, and {in_gib(free)} are free there, of which a twentieth "
             f"is kept back; of all that it takes the most are {', '.join(f'{use} {in_gib(n)}' for use, n in largest)}; "
@@ -345,40 +323,11 @@ def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
         if computes:
             uses[f"{name}: activations"] = scored_bytes(shape, max(budget, longest), itemsize)
     slots = config.engine.max_concurrent_sequences
-    of_engine = engine_bytes(shape, slots, config.engine.prefill_tokens_per_step, ITEM_BYTES[_engine_dtype(config)])
+    of_engine = engine_bytes(shape, slots, config.engine.prefill_tokens_per_step, ITEM_BYTES[engine_dtype(config)])
     uses["engine: activations and logits"] = config.engine.total * of_engine
     if config.engine.lent:
         uses[f"{OF_LENT}activations and logits"] = config.engine.lent * of_engine
     return uses
-
-
-def _cache_beside(
-    config: TrainConfig, model_config: Any, place: torch.device, free: int, uses: dict[str, int]
-) -> CachePlan:
-    """The KV cache of each engine in what `uses` leave of a device. Raises ConfigError if they leave none."""
-    room = int((1 - _SPARE) * free)
-    left, uses, engines = min(
-        (((room - sum(there.values())) // count, there, count) for there, count in beside_caches(config, uses)),
-        key=lambda time: time[0],
-    )
-    dtype = getattr(torch, _engine_dtype(config))
-    paged = is_paged(place, model_config)
-    wanted = cache_shape(model_config).least_bytes(context_limit(model_config, config.engine), dtype, paged=paged)
-    if config.engine.kv_cache_gib is not None:
-        wanted = int(config.engine.kv_cache_gib * GIB)
-    caches = engines * wanted
-    if wanted > left:
-        lower = what_to_lower(config, on_device=True)
-        largest = sorted(uses.items(), key=lambda use: -use[1])[:_MOST_TOLD]
-        raise ConfigError(
-            f"this run needs {in_gib(sum(uses.values()) + caches)} on {place}, the least of KV cache included, and "
-            f"{in_gib(free)} are free there, of which a twentieth is kept back: "
-            + ", ".join(f"{use} {in_gib(size)}" for use, size in largest)
-            + f", {_KV_CACHE} {in_gib(caches)}; {lower}, free memory there, or take a smaller model"
-        )
-    budget = left if config.engine.kv_cache_gib is None else wanted
-    given = config.engine.model_copy(update={"kv_cache_gib": budget / GIB})
-    return plan_cache(model_config, given, dtype, left, paged=paged)
 
 
 def _in_table(config: TrainConfig, cache: CachePlan, of_sample: int) -> int:
@@ -393,26 +342,3 @@ def _slots(config: TrainConfig, cache: CachePlan) -> int:
     """Lent ones included."""
     own = sum(each.count * cache_of(each, config, cache).slots for each in config.engine.sections)
     return own + config.engine.lent * cache.slots
-
-
-def plan_kv_cache(
-    model_config: Any, engine_config: EngineConfig, dtype: str, device: torch.device, share: int = 1
-) -> CachePlan:
-    """The cache that each of `share` embedded engines with weights of `dtype` will have on `device` where nothing else
-    is. Raises ConfigError."""
-    # On a CPU the engine keeps it in float32, whatever the weights are.
-    kept = torch.float32 if device.type == "cpu" else getattr(torch, dtype)
-    return plan_cache(
-        model_config, engine_config, kept, free_bytes(device) // share, paged=is_paged(device, model_config)
-    )
-
-
-def free_bytes(device: torch.device) -> int:
-    """Free memory now: of the device, or of the host for the CPU."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
-
-
-def in_gib(size: int) -> str:
-    return f"{size / GIB:,.2f} GiB"

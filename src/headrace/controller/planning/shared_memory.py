@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.config import ConfigError
-from headrace.controller.planning.memory_estimate import GIB, MemoryEstimate
+from headrace.controller.planning.free_memory import GIB
+from headrace.controller.planning.memory_estimate import MemoryEstimate
 from headrace.controller.planning.placement import run_teams, worker_counts
 from headrace.controller.planning.table_size import largest_group
 from headrace.runtime.node_check import SharedNeeds, Taken
