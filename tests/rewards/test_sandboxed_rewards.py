@@ -431,3 +431,32 @@ def test_what_is_tied_ends_with_the_process_that_started_it(tmp_path: Path) -> N
         parent.kill()
     _, alive = psutil.wait_procs([child], timeout=5)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+HEAVY = '''
+loaded = bytearray(b"x") * (16 << 20)
+
+def reward(response, row):
+    """Kibibytes of this process's memory that are in huge pages."""
+    with open("/proc/self/smaps") as told:
+        return float(sum(int(line.split()[1]) for line in told if line.startswith("AnonHugePages:")))
+'''
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+def test_what_a_function_has_loaded_is_in_huge_pages_before_it_is_forked(tmp_path: Path, tool: str) -> None:
+    """A fork copies an entry for each page. Where this kernel makes huge pages at all."""
+    file = tmp_path / "heavy.py"
+    file.write_text(HEAVY)
+    here = "import heavy; from headrace.sandbox.huge_pages import collapse; collapse(); print(heavy.reward('', {}))"
+    asked = subprocess.run([sys.executable, "-c", here], cwd=tmp_path, capture_output=True, text=True, check=True)
+    if float(asked.stdout) < 8 << 10:
+        pytest.skip("this kernel puts nothing into huge pages")
+
+    async def play() -> RewardOutcome:
+        async with running(f"{file}:reward", tool) as pool:
+            return await pool.score("", {}, "")
+
+    outcome = asyncio.run(play())
+    assert outcome.value is not None, outcome.failure
+    assert outcome.value >= 8 << 10

@@ -129,11 +129,11 @@ class Ranks:
         seen, lines = at("a", "b"), {(one, 1 - one): Queue[torch.Tensor]() for one in (0, 1)}
         self.writers = [PartWriter(Queues(rank, seen, lines), deltas=deltas) for rank in (0, 1)]
 
-    def publish(self, number: int, whole: torch.Tensor, *, ends: bool = True) -> Came:
-        """[4096] in bfloat16, of which the second has the last 3072. What came."""
+    def publish(self, number: int, whole: torch.Tensor, *, ends: bool = True, first: int = 1024) -> Came:
+        """[4096] in bfloat16, of which the second has all after the `first`. What came."""
         manifest = build_manifest(Version(0, number), {"w": whole.to("meta")}, checksums=False)
         opened = OpenSlot(self.publisher.address, self.publisher.begin(manifest).generation)
-        parts = [Part("w", (0,), whole[:1024]), Part("w", (1024,), whole[1024:].float(), torch.bfloat16)]
+        parts = [Part("w", (0,), whole[:first]), Part("w", (first,), whole[first:].float(), torch.bfloat16)]
         with ThreadPoolExecutor(2) as pool:
             writing = [pool.submit(self.writers[rank].write, opened, [parts[rank]]) for rank in (0, 1)]
             assert sum(each.result(30) for each in writing) == 8192
@@ -165,6 +165,13 @@ def test_what_changed_of_a_ranks_own_part_is_sent_where_the_version_before_is_th
     ranks.publisher = ShmPublisher(tmp_path / "other")
     assert ranks.publish(7, step(slice(1024, None, 100))).sent == 6144, "of another life of the first rank"
     assert ranks.publish(8, step(slice(1024, None, 100))).sent < 200
+
+
+def test_a_part_that_is_another_than_before_is_sent_whole(tmp_path: Path) -> None:
+    ranks, whole = Ranks(tmp_path), torch.randn(4096).bfloat16()
+    assert ranks.publish(1, whole) == Came(6144, 6144)
+    assert ranks.publish(2, whole, first=2048) == Came(4096, 4096)
+    assert ranks.publish(3, whole, first=2048).sent < 100
 
 
 def test_without_deltas_all_of_a_part_is_sent(tmp_path: Path) -> None:
