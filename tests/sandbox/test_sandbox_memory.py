@@ -51,10 +51,14 @@ HOARDS = {
     "children that write what they share": "data = bytearray(150 * M)\nchildren(4, lambda: touch(data))",
     "grandchildren": "children(3, lambda: children(2, lambda: touch(bytearray(100 * M))))",
     "daemons": """
-def daemon():
-    if os.fork(): time.sleep(1.5)
-    else: os.setsid(); touch(bytearray(120 * M)); time.sleep(60)
-children(4, daemon)
+reading, writing = os.pipe()
+for _ in range(4):
+    if os.fork() == 0:
+        if os.fork(): os._exit(0)
+        os.setsid(); touch(bytearray(120 * M)); os.write(writing, b"x"); time.sleep(60)
+ready = 0
+while ready < 4: ready += len(os.read(reading, 9))
+time.sleep(0.3)
 """,
     "a chain of processes": """
 data = bytearray(100 * M)
