@@ -29,6 +29,7 @@ pytestmark = [
 ]
 _WAIT_S = 200.0
 _DRAWN = Path(__file__).parents[1] / "helpers" / "ray_drawn.py"
+_SILENT = _DRAWN.with_name("ray_silent.py")
 JOB = {
     "async__mode": "sync",
     "runtime__threads": 1,
@@ -141,6 +142,25 @@ def test_a_machine_that_falls_silent_is_known_within_half_a_minute_whatever_is_o
         (lost,) = [event.data for event in reader.events.read() if event.kind == "worker_lost"]
     assert lost["worker"] == name.replace("-", "/")
     assert "its machine has answered nothing for 2" in lost["message"]
+
+
+def test_columns_on_a_machine_that_has_fallen_silent_are_lost_with_their_keeper(tmp_path: Path) -> None:
+    """Who is waiting for them then is told as soon as the keeper is lost, a minute before Ray knows of that machine."""
+    with machines(tmp_path) as cluster:
+        line = [*cluster.first.enter, sys.executable, str(_SILENT), cluster.address, cluster.second.address]
+        asks = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=cluster.environment)
+        try:
+            assert asks.stdout is not None
+            assert asks.stdout.readline().strip() == "kept"
+            subprocess.run([*cluster.first.enter, "ip", "link", "set", "here", "down"], check=True)
+            out, _ = asks.communicate("\n", timeout=_WAIT_S)
+        finally:
+            asks.kill()
+    ended = json.loads(out)
+    assert sorted(ended) == ["fetched", "get", "get_soon"]
+    for seconds, told in ended.values():
+        assert "rollout/0 does not keep the columns tokens" in told
+        assert 1 <= seconds < 15
 
 
 def last_batch(run: Path) -> int:

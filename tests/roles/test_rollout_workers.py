@@ -51,6 +51,8 @@ class Workers:
     """Each time that a group came aboard: who was."""
     begun: list[tuple[int, int]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
+    restart_s: float = 0.0
+    closed: bool = False
 
     async def call(self, method: str, *args: Any, rank: int, what: str, seconds: float | None = None) -> list[Any]:
         if method == "begin":
@@ -96,8 +98,14 @@ class Workers:
 
     async def restart(self, rank: int) -> None:
         self.calls.append(f"restart {rank}")
+        await self.runtime.clock.sleep(self.restart_s)
+        if self.closed:
+            raise WorkerLost(rank, "it was closed")
         self.lost.pop(rank, None)
         self.changed.notify()
+
+    async def close(self) -> None:
+        self.closed = True
 
 
 class Ledger:
@@ -307,6 +315,25 @@ def test_a_worker_that_is_lost_too_often_in_a_row_ends_the_run() -> None:
         assert set(told) == {"worker_lost"}
 
     played_by(test, kills=lambda at: True)
+
+
+def test_a_worker_that_is_being_made_anew_as_the_run_ends_is_not_told_to_be_lost_again() -> None:
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        told: list[str] = []
+        runner._seats.tell = lambda kind, data: told.append(data["message"])
+        playing = asyncio.ensure_future(group(runner, 0))
+        clock = workers.runtime.clock
+        while not workers.calls:
+            await clock.sleep(0.5)
+        await runner._seats.close()
+        await clock.sleep(60.0)
+        playing.cancel()
+        await asyncio.wait([playing])
+        assert told == ["rollout/0 is made anew: exit code 3"]
+        assert workers.calls == ["restart 0"]
+
+    killed: list[GroupKey] = []
+    played_by(test, kills=lambda key: not killed and killed.append(key) is None, restart_s=20.0)
 
 
 def test_a_worker_that_is_lost_too_often_within_a_time_ends_the_run_though_it_finishes_groups_between() -> None:

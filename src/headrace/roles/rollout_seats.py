@@ -217,7 +217,7 @@ class RolloutSeats:
 
     async def _make_anew(self, seat: Seat, reason: str, aboard: Sequence[GroupKey]) -> None:
         """`aboard`: when it was lost. Raises NothingToTrain, StoreError."""
-        while not seat.is_up:
+        while not seat.is_up and not self._closing:
             failures, rows, aboard = seat.blame.lost(aboard), rows_of(aboard), ()
             too_often = seat.losses.lost(self._runtime.clock.now(), rows, self._losses.are_reason)
             name = f"rollout/{seat.rank}"

@@ -14,21 +14,25 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError
+from ray.exceptions import GetTimeoutError, ObjectStoreFullError, OutOfDiskError, RayError
 
 from headrace.runtime.ray.boxes import Box, boxed, opened
-from headrace.runtime.ray.shelf import SHELF, Key
+from headrace.runtime.ray.shelf import SHELF, Held, Key
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.wire.wire_types import WireTypes
 
 logger = logging.getLogger(__name__)
 
 _FETCH_S = 60.0
+_LOOK_S = 2.0
+"""How often, of what is on its way, the shelf is asked whether it still is."""
 _END_S = 5.0
 """In which what is being sent is, unless Ray has ended."""
 _MOMENT_S = 0.001
@@ -78,11 +82,11 @@ class ActorRefs:
         box = self._here(ref)
         if box is None:
             try:
-                found: list[Any] = ray.get(self._shelf.find.remote(ref.keeper, ref.number), timeout=_FETCH_S)
-                boxes = ray.get(found[0], timeout=_FETCH_S) if found else None
+                found = self._find_all([ref])
+                boxes = self._arrived([ref], found)
             except RayError as error:
                 raise RefLost(ref) from error
-            box = self._came(ref, boxes, found)
+            box = self._came(ref, found, boxes)
         return self._chosen(box, names)
 
     def fetched(self, refs: Collection[Ref]) -> Mapping[Ref, Mapping[str, Any]]:
@@ -90,9 +94,8 @@ class ActorRefs:
         here = {ref: self._here(ref) for ref in refs}
         if missing := [ref for ref, box in here.items() if box is None]:
             try:
-                keys = [(ref.keeper, ref.number) for ref in missing]
-                found: list[list[Any]] = ray.get(self._shelf.find_all.remote(keys), timeout=_FETCH_S)
-                boxes = ray.get([held for held, _, _ in found], timeout=_FETCH_S)
+                found = self._find_all(missing)
+                boxes = self._arrived(missing, found)
             except RayError:  # who put one of them has ended, or Ray has
                 return {ref: self.get(ref) for ref in refs}
             came: dict[Key, Box | None] = {}
@@ -111,11 +114,11 @@ class ActorRefs:
         if box is None:
             try:
                 async with asyncio.timeout(_FETCH_S):
-                    found = await self._shelf.find.remote(ref.keeper, ref.number)
-                    boxes = await found[0] if found else None
+                    found = await self._find_soon(ref)
+                    boxes = [await self._arrived_soon(ref, held) for held, _, _ in found]
             except (RayError, TimeoutError) as error:
                 raise RefLost(ref) from error
-            box = self._came(ref, boxes, found)
+            box = self._came(ref, found, boxes)
         return self._chosen(box, names)
 
     def free(self, ref: Ref) -> None:
@@ -146,10 +149,47 @@ class ActorRefs:
                 return box
         return self._at_hand.find((ref.keeper, ref.number))
 
-    def _came(self, ref: Ref, boxes: list[Box | None] | None, found: list[Any]) -> Box:
-        if boxes is None:
+    def _find_all(self, refs: Sequence[Ref]) -> list[Held]:
+        """Raises RayError."""
+        return list(ray.get(self._shelf.find_all.remote(_keys(refs)), timeout=_FETCH_S))
+
+    async def _find_soon(self, ref: Ref) -> list[Held]:
+        return list(await self._shelf.find_all.remote(_keys([ref])))
+
+    def _arrived(self, refs: Sequence[Ref], found: Sequence[Held]) -> list[list[Box | None]]:
+        """The bundles. Of a machine that has fallen silent nothing arrives: Ray tells of that after a minute, the shelf
+        knows no more of a worker as soon as it is lost. Raises RefLost; RayError."""
+        objects = [held for held, _, _ in found]
+        with suppress(GetTimeoutError):
+            return list(ray.get(objects, timeout=_LOOK_S))
+        # Asking Ray once more would begin what is on its way anew.
+        arriving, end = [each.future() for each in objects], time.monotonic() + _FETCH_S
+        left: set[Future[Any]] = set(arriving)
+        while left:
+            done, left = wait(left, _LOOK_S)
+            if done:
+                end = time.monotonic() + _FETCH_S
+            elif time.monotonic() > end:
+                raise GetTimeoutError(f"nothing of {len(left)} objects has arrived for {_FETCH_S:g} s")
+            if left:
+                _require_same(refs, found, self._find_all(refs))
+        return [each.result() for each in arriving]
+
+    async def _arrived_soon(self, ref: Ref, held: Any) -> list[Box | None]:
+        """As `_arrived`."""
+        arriving = asyncio.ensure_future(_awaited(held))
+        try:
+            while not (await asyncio.wait([arriving], timeout=_LOOK_S))[0]:
+                if not await self._find_soon(ref):
+                    raise RefLost(ref)
+            return await arriving
+        finally:
+            arriving.cancel()
+
+    def _came(self, ref: Ref, found: Sequence[Held], boxes: Sequence[list[Box | None]]) -> Box:
+        if not found:
             raise RefLost(ref)
-        bundle: dict[int, Box | None] = dict(zip(found[1], boxes, strict=True))
+        bundle: dict[int, Box | None] = dict(zip(found[0][1], boxes[0], strict=True))
         self._at_hand.add(ref.keeper, bundle)
         if (box := bundle[ref.number]) is None:
             raise RefLost(ref)
@@ -192,6 +232,23 @@ class ActorRefs:
                     del self._freed[key]
                 for number in bundle:
                     self._bytes -= _size(self._waiting.pop(number))
+
+
+def _keys(refs: Sequence[Ref]) -> list[Key]:
+    return [(ref.keeper, ref.number) for ref in refs]
+
+
+def _require_same(refs: Sequence[Ref], found: Sequence[Held], now: Sequence[Held]) -> None:
+    """Raises RefLost for the first of what the shelf knew then, and knows no more."""
+    known = {(keeper, number) for _, numbers, keeper in now for number in numbers}
+    lost = {(keeper, number) for _, numbers, keeper in found for number in numbers} - known
+    for ref in refs:
+        if (ref.keeper, ref.number) in lost:
+            raise RefLost(ref)
+
+
+async def _awaited(held: Any) -> list[Box | None]:
+    return list(await held)
 
 
 class _AtHand:

@@ -14,6 +14,8 @@ _ON_ITS_WAY_S = 5.0
 
 Key = tuple[str, int]
 """A keeper, and which of its refs."""
+Held = tuple[Any, list[int], str]
+"""A bundle: the object, the numbers of all refs in it, and whose they are."""
 
 
 class Shelf:
@@ -45,16 +47,11 @@ class Shelf:
                 self._first.update({(keeper, number): numbers[0] for number in left})
             self._came.notify_all()
 
-    async def find(self, keeper: str, number: int) -> list[Any]:
-        """The object, and the numbers of all refs in it; nothing if there is none."""
-        found = await self.find_all([(keeper, number)])
-        return found[0][:2] if found else []
-
-    async def find_all(self, keys: list[Key]) -> list[list[Any]]:
-        """The bundles that have them: of each the object, all numbers in it, and whose it is. What is in none went."""
+    async def find_all(self, keys: list[Key]) -> list[Held]:
+        """The bundles that have them. What is in none went."""
         await self._on_their_way(keys)
         bundles = {(key[0], self._first[key]): None for key in keys if key in self._first}
-        return [[*self._bundles[bundle][:2], bundle[0]] for bundle in bundles]
+        return [(*self._bundles[bundle][:2], bundle[0]) for bundle in bundles]
 
     async def free(self, keys: list[Key]) -> None:
         for keeper, number in keys:
