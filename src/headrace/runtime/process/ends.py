@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 from collections.abc import Sequence
 
 import psutil
 
+_LOOK_S = 0.1
+
 
 async def first_to_end(processes: Sequence[psutil.Process]) -> psutil.Process:
-    """The first of them to end, told at once. For ever where none does, or the system cannot tell of it (Linux can)."""
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[psutil.Process] = loop.create_future()
-    held: list[int] = []
+    """The first of them to end; for ever where there is none. It is looked for: a pidfd tells of the end of a process's
+    last thread alone, and of what is killed while it computes, and has much memory, that is up to seconds after its
+    first one's."""
+    while True:
+        for process in processes:
+            if _has_ended(process):
+                return process
+        await asyncio.sleep(_LOOK_S)
 
-    def tell(process: psutil.Process) -> None:
-        if not ended.done():
-            ended.set_result(process)
 
+def _has_ended(process: psutil.Process) -> bool:
     try:
-        for process in processes if hasattr(os, "pidfd_open") else ():
-            try:
-                held.append(os.pidfd_open(process.pid))
-            except ProcessLookupError:
-                tell(process)
-                break
-            except OSError:
-                continue
-            if not process.is_running():  # its number is another's by now
-                tell(process)
-                break
-            loop.add_reader(held[-1], tell, process)
-        return await ended
-    finally:
-        for descriptor in held:
-            loop.remove_reader(descriptor)
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:  # of one of somebody else's
+        return False
