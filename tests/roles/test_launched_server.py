@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -36,7 +37,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path.startswith("/share/"):
             file = open("/dev/shm/" + self.path.removeprefix("/share/"), "w+b")
             file.truncate(4096)
-            held.append(mmap.mmap(file.fileno(), 4096))
+            held.append(mmap.mmap(file.fileno(), 4096) if "mapped" in self.path else file)
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"{}")
@@ -163,9 +164,12 @@ def test_what_a_dead_one_left_is_ended_before_anybody_is_told(tmp_path: Path, mo
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="Linux has it")
-def test_memory_that_it_came_to_share_later_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", ["mapped", "opened"])
+def test_memory_that_it_came_to_share_later_goes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     """This server removes nothing itself."""
-    shared = Path("/dev/shm") / f"psm_test-{os.getpid()}-{tmp_path.name}"
+    shared = Path("/dev/shm") / f"psm_{how}-{os.getpid()}-{secrets.token_hex(4)}"
 
     async def test(worker: ServerEngineWorker, core: psutil.Process) -> None:
         assert worker._http is not None

@@ -174,11 +174,16 @@ def _title(process: psutil.Process) -> str:
     return ""
 
 
-def _shared(process: psutil.Process) -> list[str]:
-    """The files of shared memory that are its own kind's: what others gave it, as weights, has other names."""
+def _shared(process: psutil.Process) -> set[str]:
+    """The files of shared memory that it has mapped or open, and that are its own kind's: what others gave it, as
+    weights, has other names. By /proc itself: psutil asks for the size of each mapping, a second of a large process."""
     with contextlib.suppress(psutil.Error, OSError):
         if not process.is_running():  # its number may be another's by now
-            return []
-        paths = [each.path for each in process.memory_maps()]
-        return [path for path in paths if path.startswith(_OF_SERVERS)]
-    return []
+            return set()
+        of = Path("/proc", str(process.pid))
+        paths = {line.split(maxsplit=5)[-1] for line in (of / "maps").read_text().splitlines() if "/dev/shm/" in line}
+        for each in (of / "fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                paths.add(os.readlink(each))
+        return {path for path in paths if path.startswith(_OF_SERVERS)}
+    return set()
