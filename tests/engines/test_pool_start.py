@@ -52,3 +52,30 @@ def test_one_that_does_not_come_back_ends_the_start() -> None:
             await EnginePool([LostAtStart()], runtime.clock).start()
 
     run_virtually(main)
+
+
+class Slow(AbsentEngine):
+    """As an inference server: half a minute to be there, five seconds to end."""
+
+    def __init__(self, runtime: VirtualRuntime, seconds: float) -> None:
+        self._clock = runtime.clock
+        self._seconds = seconds
+
+    async def start(self) -> None:
+        await self._clock.sleep(self._seconds)
+
+    async def stop(self) -> None:
+        await self._clock.sleep(self._seconds / 6)
+
+
+def test_engines_start_and_stop_together() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        clock = runtime.clock
+        pool = EnginePool([Slow(runtime, 30.0), Slow(runtime, 18.0), Slow(runtime, 6.0)], clock)
+        await pool.start()
+        assert clock.now() == pytest.approx(30.0)
+        assert all(member.state is EngineState.SERVING for member in pool.members)
+        await pool.stop()
+        assert clock.now() == pytest.approx(35.0)
+
+    run_virtually(main)

@@ -21,6 +21,7 @@ from headrace.runtime.patience import StandStill, standing_with
 from headrace.runtime.protocol import Clock
 from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import START, Measure, Often, after_failure
+from headrace.runtime.together import together
 from headrace.runtime.workers import Handle, WorkerLost
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import INITIAL, Version
@@ -167,12 +168,12 @@ class EnginePool:
         return summed([member.stats() for member in self.members])
 
     async def start(self, line: Line | None = None, receiver: WeightReceiver | None = None) -> None:
-        """Have all engines serve: each holds the newest version that `receiver` has, and what it was made with only if
-        that is version 0 of the run. One whose worker is lost meanwhile is made anew, if engines come back. Raises
-        EngineError, ConfigError or WeightError if one cannot."""
+        """Have all engines serve, begun together: each holds the newest version that `receiver` has, and what it was
+        made with only if that is version 0 of the run. One whose worker is lost meanwhile is made anew, if engines come
+        back. Raises EngineError, ConfigError or WeightError if one cannot."""
         self.line = line or self.line
+        await together(self._start(member, receiver) for member in self.members)
         for member in self.members:
-            await self._start(member, receiver)
             member.state = EngineState.SERVING
         self._count_outage()
         self.changed.notify()
@@ -197,8 +198,8 @@ class EnginePool:
                 failure = error
 
     async def stop(self) -> None:
-        for member in self.members:
-            await member.engine.stop()
+        """All together: an inference server may take seconds."""
+        await together(member.engine.stop() for member in self.members)
 
     def admit(self, is_open: Callable[[int], bool], tokens: int) -> Place | None:
         """Where a group of at most so many tokens may begin now; None if nowhere. See `engines.admission`. To be

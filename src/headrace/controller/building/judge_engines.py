@@ -20,7 +20,8 @@ from headrace.runtime.patience import StandStill
 from headrace.runtime.protocol import Clock, Services, WaitTimeout
 from headrace.weights.plane import WeightReceiver
 
-_STOPPING_S = 10.0
+_STOPPING_S = 25.0
+"""A server that is launched is asked to end, and ended when it has not after 10 s."""
 
 logger = logging.getLogger(__name__)
 
