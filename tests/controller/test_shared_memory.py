@@ -85,6 +85,27 @@ def test_each_relay_of_a_receiver_has_two_versions_more(tmp_path: Path) -> None:
         check_shared_memory("shm", large)
 
 
+@pytest.mark.parametrize(
+    ("layout", "changes", "share"),
+    [
+        ({"dp": 2, "zero": 2}, {"weights__host": "10.77.0.1"}, 1 / 2),
+        ({"dp": 2, "tp": 2}, {"weights__host": "10.77.0.1"}, 3 / 4),
+        ({"dp": 4, "replicas": 2, "zero": 3}, {"weights__host": "10.77.0.1"}, 1 / 2),  # the second only has copies
+        ({"dp": 2, "zero": 2}, {}, 0),  # all on one machine
+        ({"dp": 2, "zero": 2}, {"weights__host": "10.77.0.1", "weights__deltas": False}, 0),
+        ({"dp": 2}, {"weights__host": "10.77.0.1"}, 0),  # each has the whole, and the first one publishes
+    ],
+)
+def test_what_ranks_on_other_machines_sent_last_is_counted(
+    tmp_path: Path, layout: dict[str, int], changes: dict[str, object], share: float
+) -> None:
+    ray = {"runtime__kind": "ray", "runtime__address": "10.77.0.1:6379", "rollout__prompts_per_batch": 8}
+    job = make_job(tmp_path, trainer__layout=layout, **ray, **changes)
+    memory = make_plan(load_config(TrainConfig, str(job), [])).memory
+    kept = memory.uses.get("weight plane: what ranks on other machines sent last, at most", 0)
+    assert kept == share * 4 * memory.parameters
+
+
 def _has(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     """A place for shared memory with so many bytes free, and none used."""
     there = SimpleNamespace(total=free, used=0, free=free)

@@ -12,6 +12,7 @@ from headrace.algorithms.kept_sets import most_bytes
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.layout import MICRO_BATCHES_A_STAGE, LayoutConfig
 from headrace.config.values.dtypes import ITEM_BYTES
+from headrace.config.values.hosts import is_loopback
 from headrace.controller.planning import free_memory
 from headrace.controller.planning.activations import DecoderShape, engine_bytes, scored_bytes, trained_bytes
 from headrace.controller.planning.cache_memory import (
@@ -36,6 +37,7 @@ from headrace.models.loading import count_parameters, read_model_config
 _PLANE = "weight plane: newest version, and the next"
 _LEAVING = "weight plane: the copy that leaves"
 _AT_RELAYS = "weight plane: two versions at each relay"
+_SENT = "weight plane: what ranks on other machines sent last, at most"
 _COPY = "checkpoint: copy while it is written"
 _BEGUN = "trainer: what a batch began with, for a replica that is made anew"
 _STATE_BYTES = 12
@@ -134,6 +136,8 @@ def estimate_memory(
     table = _table(config, model_config, cache)
     if engine and trainer and config.relays:
         table[_AT_RELAYS] = config.relays * 2 * ITEM_BYTES[config.model.dtype] * parameters
+    if trainer and (sent := _sent(config, parameters)):
+        (uses if device.type == "cpu" else kept)[_SENT] = sent
     if trainer and config.checkpoint.background:
         (uses if device.type == "cpu" else kept)[_COPY] = _copied(config, parameters, device)
     if trainer and (begun := _begun(config, parameters)):
@@ -159,6 +163,16 @@ def _begun(config: TrainConfig, parameters: int) -> int:
     of_critic = critic.layout.model_replicas * (algorithm.epochs_per_batch * critic.updates_per_batch > 1)
     kept = [replicas, *([of_critic] if algorithm.needs_critic else ())]
     return sum(3 * ITEM_BYTES["float32"] * parameters * copies for copies in kept if copies > 1)
+
+
+def _sent(config: TrainConfig, parameters: int) -> int:
+    """What ranks that have cut the model up keep of the version that they sent last, where all but the first of a
+    replica are on other machines."""
+    layout, weights = config.trainer.layout, config.weights
+    ranks = layout.ranks // layout.model_replicas
+    if not layout.stage or weights.deltas is False or is_loopback(weights.host):
+        return 0
+    return ITEM_BYTES[config.model.dtype] * parameters * (ranks - 1) // ranks
 
 
 def _table(config: TrainConfig, model_config: Any, cache: CachePlan) -> dict[str, int]:
