@@ -37,6 +37,8 @@ from headrace.config.values.hosts import is_loopback
             {"kind": "vllm", "url": ["http://127.0.0.1:1", "http://127.0.0.1:1/"]},
             "url names 'http://127.0.0.1:1/' twice",
         ),
+        ({"kind": "vllm", "url": ["http://127.0.0.1:1", "http://localhost:1"]}, "url names 'http://localhost:1' twice"),
+        ({"kind": "vllm", "url": ["http://[::1]:1", "http://localhost:1/"]}, "url names 'http://localhost:1/' twice"),
         ({"kind": "tgi"}, "Input should be 'embedded', 'vllm' or 'sglang'"),
         ({"kind": "sglang", "url": "http://10.0.0.7:8000"}, "is beyond this machine"),
     ],

@@ -57,6 +57,7 @@ class Scripted:
     name: str = "a server"
     retracts: bool = False
     count: int = 0
+    counts: bool = True
     paused: SwapMode | None = None
     version: str = "default"
     asked: list[str] = field(default_factory=list)
@@ -125,7 +126,7 @@ class Scripted:
         return np.full((len(tokens), tokens.shape[1] - 1), self.scores, np.float32)
 
     async def sampled(self) -> int | None:
-        return self.count
+        return self.count if self.counts else None
 
     async def fares(self) -> ServerLoad | None:
         return self.load_is
@@ -212,6 +213,22 @@ def test_what_is_kept_goes_on_and_late_tokens_are_of_the_version_that_sampled_th
         assert server.calls == ["pause keep", "load 0.1", "resume"]
 
     on(test, lag_s=2.5 * STEP_S)
+
+
+def test_one_that_does_not_count_recomputes_what_was_to_be_kept_and_that_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        reading = asyncio.ensure_future(read(engine, request()))
+        await runtime.clock.sleep(3.5 * STEP_S)
+        await engine.update(Offers(1), SwapMode.KEEP)
+        assert (await reading)[-1].finish_reason is FinishReason.INTERRUPTED
+        await engine.update(Offers(2), SwapMode.KEEP)
+        assert [call for call in server.calls if call.startswith("pause")] == ["pause recompute"] * 2
+        words = "does not say how many tokens it has sampled"
+        assert sum(words in record.getMessage() for record in caplog.records) == 1
+
+    on(test, counts=False)
 
 
 def test_where_the_server_retracts_what_is_in_flight_goes_on_as_it_is_recomputed() -> None:

@@ -215,5 +215,53 @@ def test_a_token_that_is_refused_is_told_so(tmp_path: Path, monkeypatch: pytest.
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (
+            404,
+            r"ConfigError: the server at http://127\.0\.0\.1:\d+ is no vllm, .* answered 404 to GET /health",
+        ),
+        (
+            503,
+            r"EngineError: the server at http://127\.0\.0\.1:\d+ was not up within 1 s: .*503.*; start it, or correct",
+        ),
+        (
+            None,
+            r"EngineError: the server at http://127\.0\.0\.1:\d+ was not up within 1 s: .* does not answer: .*; start",
+        ),
+    ],
+)
+def test_one_that_is_attached_to_and_does_not_answer_well_is_told_by_its_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int | None, words: str
+) -> None:
+    monkeypatch.setattr(server_engine, "_ATTACHED_S", 1.0)
+
+    async def health(request: web.Request) -> web.Response:
+        assert status is not None
+        return web.Response(status=status)
+
+    async def main() -> None:
+        app = web.Application()
+        app.router.add_get("/health", health)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        if status is None:
+            await runner.cleanup()
+        runtime = InlineRuntime()
+        try:
+            given = replace(spec(tmp_path), kind="vllm", launch=None, url=url)
+            workers = await runtime.start(ServerEngineWorker, [given], Placement())
+            with pytest.raises(WorkerError, match=words):
+                await workers.call("start", what="the server", seconds=30.0)
+        finally:
+            await runtime.close()
+            await runner.cleanup()
+
+    asyncio.run(main())
+
+
 def test_ports_that_are_drawn_together_differ() -> None:
     assert len(set(free_ports(200))) == 200

@@ -89,6 +89,28 @@ async def require_taken_from_disk(
     publish.number = on_disk.number
 
 
+@pytest.mark.soak
+def test_ranks_that_share_the_model_take_what_is_published_and_leave_nothing(tmp_path: Path) -> None:
+    """Two of tensor parallel."""
+    (tmp_path / "shm").mkdir()
+    shared = {*Path("/dev/shm").iterdir()}
+
+    async def run() -> None:
+        async with serving(spec(tmp_path, tensor_parallel_size=2)) as worker:
+            publish = conforming.Publications(ShmPublisher(tmp_path / "shm"))
+            subject = conforming.subject(worker.engine, worker.engine._services.clock, publish)
+            for name in ("b", "a"):
+                receiver = publish(name, False)
+                await worker.engine.update(receiver, SwapMode.RECOMPUTE)
+                subject.held[worker.engine.version] = name
+                request = subject.request()
+                subject.judge(request, await subject.whole(request))
+
+    asyncio.run(run())
+    left = {each for each in {*Path("/dev/shm").iterdir()} - shared if each.name.startswith(("psm_", "vllm_"))}
+    assert not left
+
+
 def test_an_option_that_it_does_not_know_is_refused_by_name(tmp_path: Path) -> None:
     async def run() -> None:
         async with serving(spec(tmp_path, no_such_option=3)):

@@ -162,7 +162,8 @@ class PolicyEngineConfig(EngineConfig, EngineSection):
         seen: set[tuple[str | None, int | None, str]] = set()
         for url in (url for section in self.sections for url in section.urls):
             found = urlsplit(url)
-            place = found.hostname, found.port, found.path.rstrip("/")
+            host = "127.0.0.1" if found.hostname in ("localhost", "::1") else found.hostname
+            place = host, found.port, found.path.rstrip("/")
             if place in seen:
                 raise ValueError(f"url names {url!r} twice; each server is asked by one engine")
             seen.add(place)

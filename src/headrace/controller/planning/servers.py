@@ -31,7 +31,6 @@ _OPENS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "/pause",
             "/resume",
             "/abort_requests",
-            "/inference/v1/abort_requests",
             "/sleep",
             "/wake_up",
             "/release_kv_cache_memory",
@@ -47,8 +46,10 @@ _OPENS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
         "have its workers call what they have": ("/collective_rpc",),
         "empty its caches": ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"),
-        "change how it works": ("/scale_elastic_ep",),
+        "change how it works": ("/scale_elastic_ep", "/fault_tolerance/apply"),
         "read of it": (
+            "/tokenizer_info",
+            "/fault_tolerance/status",
             "/server_info",
             "/weight_info",
             "/weight_checker",
@@ -57,7 +58,7 @@ _OPENS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "/is_sleeping",
             "/is_scaling_elastic_ep",
         ),
-        "sample": ("/inference/v1/generate",),
+        "sample": ("/invocations", "/generative_scoring", "/tokenize", "/detokenize"),
     },
     "sglang": {
         "pause it and end what is asked of it": (
@@ -114,7 +115,9 @@ _OPENS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """Routes, of the versions that are tried, by what whoever reaches them can do."""
 _NAMED = {
-    "vllm": "vLLM can do this, whatever key it has (--api-key is asked for below /inference alone)",
+    "vllm": (
+        "vLLM can do this, whatever key it has (--api-key is asked for below /v1, /v2, /inference and /cohere alone)"
+    ),
     "sglang": "SGLang can do this, where it was started without --api-key or --admin-api-key",
 }
 

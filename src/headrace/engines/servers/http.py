@@ -42,6 +42,8 @@ class ServerHttp:
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._calls: aiohttp.ClientSession | None = None
         self._streams: aiohttp.ClientSession | None = None
+        self.fault: EngineError | None = None
+        """Why it does not answer well, by `answers`."""
 
     async def open(self) -> None:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
@@ -85,14 +87,17 @@ class ServerHttp:
         try:
             await self.call("GET", path, what="its health", seconds=seconds)
         except ServerRefused as error:
+            self.fault = error
             if error.status in _DENIED:
                 raise ConfigError(
                     f"{self.url} refuses who asks ({error.status}); set engine.token_env to the name of an environment "
                     "variable that holds the token that it takes"
                 ) from error
             return False
-        except ServerGone:
+        except ServerGone as error:
+            self.fault = error
             return False
+        self.fault = None
         return True
 
     async def _answer(

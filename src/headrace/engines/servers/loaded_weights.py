@@ -8,6 +8,7 @@ no version, and nothing is sampled until another update succeeds.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -23,6 +24,8 @@ from headrace.weights.plane import WeightError, WeightOffer, WeightReceiver
 from headrace.weights.version import Version
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 _DRAIN_S = 3600.0
 _READ_S = 10.0
@@ -58,6 +61,7 @@ class LoadedWeights:
         self._changed = changed
         self._clock = clock
         self._dtype = dtype
+        self._has_warned = False
         self._at_work: asyncio.Task[Any] | None = None
         """What is awaited of the server."""
 
@@ -116,6 +120,7 @@ class LoadedWeights:
             rests = mode is SwapMode.KEEP or (mode is SwapMode.RECOMPUTE and retracts)
             if mode is SwapMode.KEEP and in_flight.count.before is None and not retracts:
                 mode, rests = SwapMode.RECOMPUTE, False
+                self._warn_of_no_count()
             await self._dialect.pause(mode)
             if rests:
                 if in_flight.count.before is None:
@@ -130,6 +135,16 @@ class LoadedWeights:
                     await self._dialect.resume()
             raise
         return found
+
+    def _warn_of_no_count(self) -> None:
+        """Once."""
+        if not self._has_warned:
+            logger.warning(
+                "%s does not say how many tokens it has sampled, or a request broke off before the update: what is in "
+                "flight is recomputed then, though async.swap is keep",
+                self._dialect.name,
+            )
+        self._has_warned = True
 
     async def _count_anew(self) -> None:
         self._in_flight.count.begin(await self._dialect.sampled())

@@ -17,11 +17,17 @@ def user_options(launch: ServerLaunch, ours: Mapping[str, str]) -> dict[str, obj
         if value is None:
             raise ConfigError(f"engine.args.{name} is null, which is no value of an option; give one, or leave it out")
         if name in ours:
-            raise ConfigError(f"engine.args.{name} is set by {ours[name]}; leave it out")
+            raise ConfigError(f"engine.args.{name} {_whose(ours[name])}; leave it out")
         for full in ours:
             if full.startswith(name):  # which the server would take for it
-                raise ConfigError(f"engine.args.{name} is short for {full}, which is set by {ours[full]}; leave it out")
+                raise ConfigError(f"engine.args.{name} is short for {full}, which {_whose(ours[full])}; leave it out")
     return given
+
+
+def _whose(key: str) -> str:
+    """`key`: of the config, or `nothing: ` and why."""
+    head, _, why = key.partition("nothing: ")
+    return f"is not to be given: {why}" if why and not head else f"is set by {key}"
 
 
 def check_switches(given: Mapping[str, object], own: Mapping[str, object], server: str) -> None:

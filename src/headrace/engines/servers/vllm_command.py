@@ -23,6 +23,8 @@ _OURS = {
     "logprobs_mode": "nothing: log-probs are of the distribution that is sampled from",
     "weight_transfer_config": "nothing: weights come by the plugin",
     "worker_extension_cls": "nothing: it is the plugin's",
+    "stream_interval": "nothing: tokens come as they are sampled",
+    "disable_log_stats": "nothing: tokens that were sampled are counted by its metrics",
     "enable_scale_out": "nothing: tokens go in and out by that route",
     "api_key": "nothing: its worker is the only client",
     "seed": "seed",
@@ -30,7 +32,9 @@ _OURS = {
     "uds": "nothing: a launched server listens on loopback alone",
 }
 """Options that are not to be given, and what sets them."""
-_UNKNOWN = re.compile(r"error: (unrecognized arguments: .*|argument .*)")
+_UNKNOWN = re.compile(r"error: (unrecognized arguments: .*|argument .*|ambiguous option: .*)")
+_REFUSED = re.compile(r"^\W*(?:\(APIServer pid=\d+\) )?\s*(Value error, .*?|Assertion failed, .*?)(?: \[type=.*)?$")
+"""What its config's own checks say, as pydantic tells it."""
 
 
 def command(launch: ServerLaunch, port: int) -> list[str]:
@@ -75,8 +79,11 @@ def environment(launch: ServerLaunch, own: Mapping[str, str], folder: str) -> di
 
 def refusal(launch: ServerLaunch, line: str) -> str | None:
     """What is wrong with how it was launched, if its words say that."""
-    said = _UNKNOWN.search(line)
-    return None if said is None else f"engine.args: {_title(launch)} does not take them: {said[1]}"
+    if (said := _UNKNOWN.search(line)) is not None:
+        return f"engine.args: {_title(launch)} does not take them: {said[1]}"
+    if (said := _REFUSED.search(line)) is not None:
+        return f"{_title(launch)} refuses how it is launched, by engine.args or what else the config says: {said[1]}"
+    return None
 
 
 def _title(launch: ServerLaunch) -> str:

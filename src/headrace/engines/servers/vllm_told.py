@@ -59,6 +59,11 @@ def require_fits(told: Mapping[str, Any], expected: Expected, vocab_size: int, w
             f"{where} tells log-probs that are {told['logprobs_mode']}, and not those of the distribution that is "
             "sampled from; start it with --logprobs-mode processed_logprobs"
         )
+    if told.get("stream_interval") not in (None, 1):
+        raise ConfigError(
+            f"{where} holds tokens back until there are {told['stream_interval']} of a request, also while it is "
+            "paused; start it without --stream-interval"
+        )
     most = ids_asked_for(expected.most_kept, vocab_size)
     if -1 != told["max_logprobs"] < most:
         raise ConfigError(

@@ -288,6 +288,8 @@ class AgentSession:
                 seen = node.path_tokens
                 if length < len(seen) < len(ids) and np.array_equal(ids[: len(seen)], seen):
                     best, length = node, len(seen)
+        if best is not None:
+            best.delivered = True  # or nobody could go on from it
         prompt = self._tree.prompt(best, ids[length:])
         text = self._policy.decode(ids)
         return Place(prompt, ids, [{"role": "user", "content": text}])

@@ -22,10 +22,16 @@ from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.sandbox.guardian import guarded
 
 _TERM_S, _KILL_S = 10.0, 10.0
-_OF_SERVERS = ("/dev/shm/psm_", "/dev/shm/sglang_", "/dev/shm/sem.")
-"""How the names of shared memory begin that Python's multiprocessing gives, and SGLang."""
+_OF_SERVERS = ("/dev/shm/psm_", "/dev/shm/sglang_", "/dev/shm/vllm_", "/dev/shm/sem.")
+"""How the names of shared memory begin that Python's multiprocessing gives, SGLang, and vLLM."""
+_ELSEWHERE = "For further information visit https://errors.pydantic.dev"
+"""Stands below what pydantic says of a value."""
 _WORDS = 2000
 """Bytes of the log's end that are looked at."""
+
+
+def _says_something(line: str) -> bool:
+    return bool(line.strip()) and _ELSEWHERE not in line
 
 
 class LaunchedServer:
@@ -138,7 +144,7 @@ class LaunchedServer:
     def has_ended(self) -> bool:
         return self._guardian is not None and self._guardian.returncode is not None
 
-    def last_words(self, chosen: Callable[[str], bool] = lambda line: bool(line.strip())) -> str:
+    def last_words(self, chosen: Callable[[str], bool] = _says_something) -> str:
         """The last line of what it printed that is `chosen`."""
         with contextlib.suppress(OSError), self._log.open("rb") as log:
             log.seek(max(self._began, log.seek(0, os.SEEK_END) - _WORDS))

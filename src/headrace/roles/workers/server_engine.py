@@ -13,7 +13,7 @@ from headrace.engines.protocol import EngineError
 from headrace.engines.remote_types import ENGINE_TYPES
 from headrace.engines.servers.dialect import Dialect, Expected
 from headrace.engines.servers.engine import Limits, ServerEngine
-from headrace.engines.servers.http import ServerHttp
+from headrace.engines.servers.http import ServerHttp, ServerRefused
 from headrace.engines.servers.kinds import KINDS
 from headrace.engines.servers.launch import ServerLaunch
 from headrace.engines.servers.weight_sender import WeightSender
@@ -27,6 +27,9 @@ from headrace.weights.seen import CPU
 from headrace.weights.version import Version
 
 _LOOK_S = 0.25
+_ATTACHED_S = 60.0
+"""In which a server that runs already has to answer."""
+_NO_SUCH = (404, 405)
 _PORTS = 3
 """That are tried: somebody else may take one that was free."""
 
@@ -149,7 +152,7 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
     async def _until_up(self, dialect: Dialect) -> None:
         """Raises ConfigError where the server refuses how it is launched, EngineError where it ends or is too late."""
         clock, launch = self._services.clock, self._spec.launch
-        end = clock.now() + (60.0 if launch is None else launch.start_s)
+        end = clock.now() + (_ATTACHED_S if launch is None else launch.start_s)
         while not (self._is_there() and await dialect.is_up()):
             if self._server is not None and self._server.has_ended():
                 self._require_no_refusal(self._server)
@@ -158,9 +161,25 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
                     f"the server {await self._server.ended()} before it was up: {self._server.last_words()} "
                     f"(all of it is in {self._spec.log})"
                 )
-            if clock.now() >= end:
+            if launch is None:
+                self._require_may_come(late=clock.now() >= end)
+            elif clock.now() >= end:
                 raise EngineError(f"the server was not up in time; what it printed is in {self._spec.log}")
             await clock.sleep(_LOOK_S)
+
+    def _require_may_come(self, *, late: bool) -> None:
+        """Raises ConfigError where nothing that may yet come answers at its URL, EngineError where it is too late."""
+        assert self._http is not None
+        url, fault = self._spec.url, self._http.fault
+        if isinstance(fault, ServerRefused) and fault.status in _NO_SUCH:
+            raise ConfigError(
+                f"the server at {url} is no {self._spec.kind}, or one that is too old, or engine.url is not where it "
+                f"listens: {fault}"
+            )
+        if late:
+            raise EngineError(
+                f"the server at {url} was not up within {_ATTACHED_S:g} s: {fault}; start it, or correct engine.url"
+            )
 
     def _is_there(self) -> bool:
         """Whether it is our server that listens, where it is launched: somebody else may have taken its port, and serve
