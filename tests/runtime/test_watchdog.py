@@ -147,6 +147,17 @@ def test_a_process_that_was_stopped_for_long_is_not_ended_where_it_beats_late() 
     assert over.blocked_s == 10.0
 
 
+def test_a_dump_is_asked_for_where_the_interpreter_gives_no_turn_and_again_each_time_that_it_has_not() -> None:
+    watch = LoopWatch(0.0, ends_after_s=900.0)
+    watch.turned(3.0)
+    assert [at for at in (4.0, 7.9, 8.0, 8.5, 12.9, 13.1) if watch.asks(at)] == [8.0, 13.1]
+    watch.beat(14.0)
+    assert not watch.asks(18.5)
+    watch.turned(19.0)  # the loop is blocked, and a thread looks
+    assert not watch.asks(23.5)
+    assert watch.asks(24.0)
+
+
 def test_a_signal_that_the_loop_does_not_answer_is_told_and_the_second_one_ends_the_process() -> None:
     watch = LoopWatch(0.0, ends_after_s=900)
     watch.signalled(signal.SIGTERM, 1.0)
@@ -243,6 +254,41 @@ def test_a_second_signal_ends_the_process_whatever_the_loop_does(block: str, sec
     process.send_signal(second)
     process.communicate(timeout=60)
     assert process.returncode == (-signal.SIGKILL if block == IN_C else -second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", ["time.sleep(60)", "while True: pass", IN_C], ids=["sleeps", "spins", "in C"])
+def test_where_the_loop_is_blocked_is_told_whoever_holds_the_interpreters_lock(block: str) -> None:
+    process = child(block)
+    assert process.stdout is not None
+    said = process.stdout.readline()
+    process.kill()
+    process.communicate()
+    assert "headrace: the event loop has been blocked for " in said
+    assert "at <string>, line 11, in main" in said
+
+
+BUSY = """import threading
+            def deep(n):
+                exec(compile("x = 1\\n" * 50, f"f{n}", "exec"), {})
+                return n and deep(n - 1)
+            def work():
+                while True:
+                    deep(10)
+            for _ in range(6):
+                threading.Thread(target=work, daemon=True).start()
+            time.sleep(8)
+            os.kill(os.getpid(), 15)"""
+
+
+@pytest.mark.slow
+def test_a_process_whose_threads_compute_while_the_loop_is_blocked_lives() -> None:
+    """Who looks at their frames without the interpreter's lock reads what is none any more."""
+    hurried = "import headrace.runtime.watchdogs.watchdog as w; w.BLOCKED_S = w.BEAT_S = 0.002"
+    command = [sys.executable, "-c", f"{hurried}\n{CHILD.replace('BLOCK', BUSY)}"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert process.stdout.endswith("stops SIGTERM\n")
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """What the watchdog makes of beats, dumps and signals: a state machine without a clock and without I/O.
 
-The loop of the run beats once in a while. If it stops, `faulthandler` dumps where the run's threads are, again and
-again until the next beat. A signal to end the run is seen here too, whatever the run's interpreter is busy with.
+The loop of the run beats once in a while. If it stops, where the run's threads are is dumped, again and again until
+the next beat: by a thread of the run, or at a signal where the interpreter gives that thread no turn. A signal to end
+the run is seen here too, whatever the run's interpreter is busy with.
 """
 
 from __future__ import annotations
@@ -9,6 +10,12 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+BEAT, TURN = 0, 255
+"""What is written for a beat, and for the thread's turn; else it is the number of a signal."""
+DUMP_SIGNAL: int | None = getattr(signal, "SIGRTMAX", None)
+"""At which `faulthandler` dumps; None where the system has none that is nobody's."""
+HEADING = "Timeout ("
+"""Of a dump of the thread's."""
 BEAT_S = 1.0
 """Between two beats."""
 BLOCKED_S = 5.0
@@ -57,6 +64,8 @@ class LoopWatch:
         self._told = False
         self._signals = 0
         self._signal = ""
+        self._turned = self._asked = now
+        """When the interpreter was last seen to go on, and when a dump was last asked for."""
         self._signalled_at = now
         self._unanswered = False
 
@@ -65,10 +74,23 @@ class LoopWatch:
         blocked, place = self._blocked_s(now), self._place if self._told else None
         self._last_beat, self._next_s, self._dumps = now, BLOCKED_S, 0
         self._told, self._place, self._unanswered = False, None, False
+        self._turned = now
         if place is None:
             return []
         words = f"the event loop goes on, which had been blocked for {blocked:.0f} s, {place}"
         return [Notice(words, kind="went_on", blocked_s=blocked)]
+
+    def turned(self, now: float) -> None:
+        """The interpreter goes on, or is not to: the process is stopped."""
+        self._turned = now
+
+    def asks(self, now: float) -> bool:
+        """Whether the process is to be asked for a dump, since the interpreter has given no thread a turn for long.
+        Once for each answer of True."""
+        if now - max(self._turned, self._asked) < BLOCKED_S:
+            return False
+        self._asked = now
+        return True
 
     def dumped(self, place: str | None, now: float) -> None:
         """A dump has come; `place` as of `blocked_at`."""

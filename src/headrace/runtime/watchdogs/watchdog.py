@@ -12,12 +12,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
 from headrace.runtime.event_loop import on_own_thread
-from headrace.runtime.watchdogs.loop_watch import BEAT_S, BLOCKED_S
+from headrace.runtime.watchdogs.loop_watch import BEAT, BEAT_S, BLOCKED_S, DUMP_SIGNAL, HEADING, TURN
 
 _END_S = 5.0
 
@@ -29,8 +30,10 @@ class LoopWatchdog:
     where, writes that into the run's record, and ends this process on a second SIGINT or SIGTERM, if it does not do so
     by itself.
 
-    The place comes from `faulthandler`'s timer, and signals from Python's handler in C: neither needs the interpreter's
-    lock. One may be entered at a time. Only signals that this process handles in Python are seen.
+    The place comes from a thread here, which looks at the others while it holds the interpreter's lock. Where that
+    never gets it, the process apart sends `DUMP_SIGNAL`, at which `faulthandler` looks without it: of threads that run
+    meanwhile that may be the end of the process, so no timer does it. Signals come from Python's handler in C. One may
+    be entered at a time. Only signals that this process handles in Python are seen.
     """
 
     def __init__(self, *, owners: Mapping[str, str], ends_after_s: float, record: Path | None = None) -> None:
@@ -43,6 +46,9 @@ class LoopWatchdog:
         self._beats = self._dumps = self._woken_before = -1
         self._is_woken = False
         self._beating: asyncio.Task[None] | None = None
+        self._beaten = time.monotonic()
+        self._ends = threading.Event()
+        self._looking: threading.Thread | None = None
 
     async def __aenter__(self) -> LoopWatchdog:
         try:
@@ -50,6 +56,7 @@ class LoopWatchdog:
         except OSError as error:
             logger.warning("the event loop is not watched: %s", error)
             self._stop()
+            self._forget()
             return self
         self._beating = asyncio.create_task(self._beat(), name="watchdog's beat")
         return self
@@ -63,14 +70,18 @@ class LoopWatchdog:
             self._beating = None
         process = self._process
         self._stop()
-        if process is not None:
-            try:
-                await on_own_thread(process.wait, _END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                await on_own_thread(process.wait)
+        try:
+            if process is not None:
+                try:
+                    await on_own_thread(process.wait, _END_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    await on_own_thread(process.wait)
+        finally:
+            self._forget()
 
     def _start(self) -> None:
+        """Raises OSError."""
         beats, self._beats = os.pipe()
         dumps, self._dumps = os.pipe()
         for written in (self._beats, self._dumps):  # whatever becomes of the reader, nobody here waits for it
@@ -95,31 +106,62 @@ class LoopWatchdog:
         finally:
             os.close(beats)
             os.close(dumps)
+        if DUMP_SIGNAL is not None:
+            faulthandler.register(DUMP_SIGNAL, file=self._dumps, all_threads=True, chain=False)
+        self._beaten = time.monotonic()
+        self._ends.clear()
+        self._looking = threading.Thread(target=self._look, name="watchdog", daemon=True)
+        self._looking.start()
         with contextlib.suppress(ValueError):  # not the main thread, which alone gets signals
             self._woken_before = signal.set_wakeup_fd(self._beats, warn_on_full_buffer=False)
             self._is_woken = True
             os.register_at_fork(after_in_child=self._be_a_fork)
 
     def _stop(self) -> None:
-        faulthandler.cancel_dump_traceback_later()
+        if self._looking is not None:
+            self._ends.set()
+            self._looking.join()
+            self._looking = None
         if self._is_woken:
             self._is_woken = False
             present = signal.set_wakeup_fd(self._woken_before)
             if present != self._beats:  # somebody else wants to know of signals now
                 signal.set_wakeup_fd(present)
-        for descriptor in (self._beats, self._dumps):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._beats = self._dumps = -1
-        self._process = None
+        if self._beats >= 0:
+            os.close(self._beats)
+        self._beats, self._process = -1, None
+
+    def _forget(self) -> None:
+        """Once nobody sends the signal any more, which would end this process."""
+        if DUMP_SIGNAL is not None:
+            faulthandler.unregister(DUMP_SIGNAL)
+        if self._dumps >= 0:
+            os.close(self._dumps)
+        self._dumps = -1
 
     async def _beat(self) -> None:
         with contextlib.suppress(BrokenPipeError):  # nobody watches any more
             while True:
-                faulthandler.dump_traceback_later(BLOCKED_S, repeat=True, file=self._dumps)
+                self._beaten = time.monotonic()
                 with contextlib.suppress(BlockingIOError):
-                    os.write(self._beats, b"\0")
+                    os.write(self._beats, bytes([BEAT]))
                 await asyncio.sleep(BEAT_S)
+
+    def _look(self) -> None:
+        """On a thread: tell that the interpreter goes on; and where the loop is, whenever it has not beaten for
+        another `BLOCKED_S`."""
+        seen, dumps = self._beaten, 0
+        with contextlib.suppress(BrokenPipeError):
+            while not self._ends.wait(BEAT_S):
+                with contextlib.suppress(BlockingIOError):
+                    os.write(self._beats, bytes([TURN]))
+                if self._beaten != seen:
+                    seen, dumps = self._beaten, 0
+                if time.monotonic() - seen >= (dumps + 1) * BLOCKED_S:
+                    dumps += 1
+                    with contextlib.suppress(BlockingIOError):
+                        os.write(self._dumps, HEADING.encode())
+                        faulthandler.dump_traceback(file=self._dumps, all_threads=True)
 
     def _be_a_fork(self) -> None:
         """In a fork of the user's making, whose signals are not the run's."""

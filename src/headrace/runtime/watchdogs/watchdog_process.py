@@ -1,8 +1,8 @@
 """The process that watches a run's event loop from outside, where nothing that the run does can hold it up.
 
 Run as `python -P -m headrace.runtime.watchdogs.watchdog_process SPEC`. SPEC is JSON: `pid` of the run, `thread` of its
-event loop, the descriptors `beats` (a zero byte for each beat, else the number of a signal) and `dumps` (of
-`faulthandler`), `owners`, `ends_after_s`, and `record`, the run's database or null. Ends when the run does.
+event loop, the descriptors `beats` (of `BEAT`, `TURN` and signals) and `dumps` (of `faulthandler`), `owners`,
+`ends_after_s`, and `record`, the run's database or null. Ends when the run does.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from typing import Any
 
 from headrace.runtime.terminal import show_cursor
 from headrace.runtime.watchdogs.dumps import blocked_at, stacks
-from headrace.runtime.watchdogs.loop_watch import LOOK_S, LoopWatch, Notice
+from headrace.runtime.watchdogs.loop_watch import BEAT, DUMP_SIGNAL, HEADING, LOOK_S, TURN, LoopWatch, Notice
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 _QUIET_S = 0.1
 """A dump is written in pieces; then it is whole."""
-_HEADING = "Timeout ("
 _LAST_RECORD_S = 5.0
 
 
@@ -62,22 +61,36 @@ def _watch(spec: dict[str, Any], watch: LoopWatch, record: _Record) -> Notice | 
             told = os.read(beats, 1 << 12)
             if not told:
                 return None
-            if 0 in told:
+            if TURN in told:
+                watch.turned(now)
+            if BEAT in told:
                 notices += watch.beat(now)
                 text = ""
             for number in told:
                 if number in STOPS:
                     watch.signalled(number, now)
         if text and now - written_at >= _QUIET_S:
-            last = text.rpartition(_HEADING)[2]
+            last = text.rpartition(HEADING)[2]
             watch.dumped(blocked_at(stacks(last), spec["thread"], spec["owners"]), now)
             text = ""
+        if _is_stopped(spec["pid"]):  # no turn is missing, and a dump would be made as it goes on
+            watch.turned(now)
+        elif DUMP_SIGNAL is not None and watch.asks(now):
+            os.kill(spec["pid"], DUMP_SIGNAL)
         for notice in [*notices, *watch.notices(now)]:
             _say(notice, spec["record"])
             record.write(notice)
         if (end := watch.must_end(now)) is not None:
             return end
     return None
+
+
+def _is_stopped(pid: int) -> bool:
+    """By a signal or a debugger. False where the system does not say."""
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError):
+        return False
 
 
 def _say(notice: Notice, record: str | None) -> None:
