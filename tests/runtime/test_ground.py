@@ -114,7 +114,7 @@ def test_nobody_waits_for_what_a_shelf_knew_that_has_ended() -> None:
         await second.keep("rollout/0", [5], ["new"])  # before it is told
         await second.lost(last)
         async with asyncio.timeout(1):
-            assert await second.find("rollout/0", 4) == []
-            assert await second.find("rollout/0", 5) == ["new", [5]]
+            assert await second.find_all([("rollout/0", 4)]) == []
+            assert await second.find_all([("rollout/0", 5)]) == [("new", [5], "rollout/0")]
 
     asyncio.run(main())
