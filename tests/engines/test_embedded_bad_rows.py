@@ -144,7 +144,7 @@ def test_a_prompt_that_was_never_decoded_leaves_nothing_behind(left_by: str) -> 
     bad = request("bad", cursed_prompt(3, 100, 0, token), 3)
 
     async def run() -> list[Any]:
-        async with serving(cursed_model(token), max_concurrent_sequences=3, prefill_tokens_per_step=8) as engine:
+        async with serving(cursed_model(token), max_concurrent_sequences=3, prefill_tokens_per_step=1) as engine:
             core = engine._core
             assert core is not None
             streams = [engine.generate(one) for one in (bystander, other)]
