@@ -86,6 +86,8 @@ class LoopWatchdog:
         dumps, self._dumps = os.pipe()
         for written in (self._beats, self._dumps):  # whatever becomes of the reader, nobody here waits for it
             os.set_blocking(written, False)
+        if DUMP_SIGNAL is not None:  # before there is anybody who sends it
+            faulthandler.register(DUMP_SIGNAL, file=self._dumps, all_threads=True, chain=False)
         spec = {
             "pid": os.getpid(),
             "thread": threading.get_ident(),
@@ -106,8 +108,6 @@ class LoopWatchdog:
         finally:
             os.close(beats)
             os.close(dumps)
-        if DUMP_SIGNAL is not None:
-            faulthandler.register(DUMP_SIGNAL, file=self._dumps, all_threads=True, chain=False)
         self._beaten = time.monotonic()
         self._ends.clear()
         self._looking = threading.Thread(target=self._look, name="watchdog", daemon=True)

@@ -13,6 +13,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -76,7 +77,8 @@ def _watch(spec: dict[str, Any], watch: LoopWatch, record: _Record) -> Notice | 
         if _is_stopped(spec["pid"]):  # no turn is missing, and a dump would be made as it goes on
             watch.turned(now)
         elif DUMP_SIGNAL is not None and watch.asks(now):
-            os.kill(spec["pid"], DUMP_SIGNAL)
+            with suppress(ProcessLookupError):
+                os.kill(spec["pid"], DUMP_SIGNAL)
         for notice in [*notices, *watch.notices(now)]:
             _say(notice, spec["record"])
             record.write(notice)
