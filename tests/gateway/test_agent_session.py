@@ -110,6 +110,20 @@ def test_what_a_limit_cut_off_and_what_was_never_delivered() -> None:
     assert histories[-1].metadata["undelivered"] == 1
 
 
+def test_an_answer_that_a_prompt_of_ids_goes_on_from_was_delivered() -> None:
+    """Though nobody heard of that, as where its connection broke at the end."""
+
+    async def play(session: AgentSession) -> None:
+        prompt = ids("hi").tolist()
+        await session.text(parse_agent_text({"prompt": prompt}, "policy"), 0)
+        longer = [*prompt, *ids("one").tolist(), EOS, *ids("go").tolist()]
+        (await session.text(parse_agent_text({"prompt": longer}, "policy"), 0)).delivered()
+
+    _, session, _ = played(play, says("one"), says("two"))
+    (only,) = session.trajectories()
+    assert only.metadata == {"turns": 2, "requests": 2}
+
+
 def test_a_turn_that_the_context_has_no_room_for_cuts_the_history_off() -> None:
     async def play(session: AgentSession) -> None:
         came = await ask(session, [USER])
