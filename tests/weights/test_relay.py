@@ -125,6 +125,40 @@ def test_what_changed_is_put_on_the_version_before(pair: Pair) -> None:
     assert pair.taken() == Version(0, 2)
 
 
+@pytest.mark.parametrize("threads", [2, 3, 20])
+def test_threads_that_compare_give_the_same_buckets_in_order(threads: int) -> None:
+    torch.manual_seed(0)
+    before = torch.randint(0, 256, (9 * BUCKET + 4096,), dtype=torch.uint8)
+    after = before.clone()
+    after[BUCKET::1000] += 1
+    after[4 * BUCKET : 5 * BUCKET] += 1  # so much that it goes whole
+    one = list(chain.buckets(after, before, summed=True))
+    many = list(chain.buckets(after, before, summed=True, threads=threads))
+    assert {each.kind for each in one} == {0, 1}
+    assert len(one) == 9
+    assert [(each.kind, each.checksum, each.part.tolist()) for each in many] == [
+        (each.kind, each.checksum, each.part.tolist()) for each in one
+    ]
+
+
+def test_threads_that_compare_end_with_whoever_asked() -> None:
+    def compare() -> list[str]:
+        return [each.name for each in threading.enumerate() if each.name.startswith("changes")]
+
+    memory = torch.zeros(6 * BUCKET, dtype=torch.uint8)
+    parts = chain.buckets(memory, memory.clone(), summed=True, threads=2)
+    next(parts)
+    assert compare()
+    parts.close()
+    assert not compare()
+
+
+@pytest.mark.parametrize(("processors", "threads"), [(1, 1), (2, 1), (7, 1), (8, 2), (16, 4), (96, 8)])
+def test_most_processors_are_left_to_who_trains(processors: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain, "available_processors", lambda: processors)
+    assert chain.packers() == threads
+
+
 def test_a_version_that_is_overtaken_on_its_way_is_not_taken(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair.publish(2)
     journey, buckets = pair.journey(summed=False), chain.buckets

@@ -9,13 +9,16 @@ The last header is the verdict: whether the source's slot was of that version un
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor  # noqa: TID251 (they end within one call, on a lane)
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.runtime.processors import available_processors
 from headrace.runtime.progress import mark, rest
 from headrace.weights.plane import WeightError
 from headrace.weights.relay.deltas import apply, changes
@@ -27,6 +30,8 @@ BUCKET = 4 << 20
 a thousandth of it."""
 _WHOLE, _CHANGES, _END = range(3)
 _NO_SUM = -1
+_MOST_PACKERS, _PROCESSORS_A_PACKER = 8, 4
+"""One thread compares slower than a fast network carries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +43,39 @@ class Bucket:
     """Of the bytes that they are, or become; `_NO_SUM` where there is none."""
 
 
-def buckets(memory: Tensor, base: Tensor | None, *, summed: bool) -> Iterator[Bucket]:
-    """Of a slot's bytes [n]; with those of another version, what changed, where that is less."""
-    for begin, end in _places(memory):
-        part = memory[begin:end]
-        delta = None if base is None else changes(base[begin:end].numpy(), part.numpy())
-        checksum = _checksum(part) if summed or delta is not None else _NO_SUM
-        if delta is None:
-            yield Bucket(_WHOLE, part, checksum)
-        else:
-            yield Bucket(_CHANGES, torch.frombuffer(bytearray(delta), dtype=torch.uint8), checksum)
+def packers() -> int:
+    """How many threads compare versions here: a relay leaves most processors to whoever trains beside it."""
+    return max(1, min(_MOST_PACKERS, available_processors() // _PROCESSORS_A_PACKER))
+
+
+def buckets(memory: Tensor, base: Tensor | None, *, summed: bool, threads: int = 1) -> Iterator[Bucket]:
+    """Of a slot's bytes [n]; with those of another version, what changed, where that is less: compared by so many
+    `threads`, of which each has a bucket, no more of them than that ahead."""
+    places = iter(_places(memory))
+    if base is None or threads == 1:
+        yield from (_bucket(memory, base, place, summed=summed) for place in places)
+        return
+    packed: deque[Future[Bucket]] = deque()
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="changes")
+    try:
+        for place in places:
+            packed.append(pool.submit(_bucket, memory, base, place, summed=summed))
+            if len(packed) > threads:
+                yield packed.popleft().result()
+        while packed:
+            yield packed.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _bucket(memory: Tensor, base: Tensor | None, place: tuple[int, int], *, summed: bool) -> Bucket:
+    begin, end = place
+    part = memory[begin:end]
+    delta = None if base is None else changes(base[begin:end].numpy(), part.numpy())
+    checksum = _checksum(part) if summed or delta is not None else _NO_SUM
+    if delta is None:
+        return Bucket(_WHOLE, part, checksum)
+    return Bucket(_CHANGES, torch.frombuffer(bytearray(delta), dtype=torch.uint8), checksum)
 
 
 def send(line: Line, to: int, parts: Iterator[Bucket], is_whole: Callable[[], bool]) -> tuple[int, bool]:

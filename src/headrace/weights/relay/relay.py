@@ -107,7 +107,7 @@ class Relay:
             return Sent(0, 0, overtaken=True)
         memory, base = slots[0].slot.memory, slots[1].slot.memory if len(slots) > 1 else None
         try:
-            parts = chain.buckets(memory, base, summed=journey.summed)
+            parts = chain.buckets(memory, base, summed=journey.summed, threads=chain.packers())
             sent, whole = chain.send(line, journey.order[1], parts, is_whole)
         except BaseException:
             self.leave()
