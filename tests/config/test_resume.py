@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.config import TrainConfig
+from headrace.config import TrainConfig, config_sha256
 from headrace.config.reading.explain import known_keys
-from headrace.config.reading.resume import SAFE, is_operational, is_safe, why_not
+from headrace.config.reading.resume import SAFE, is_operational, is_safe, is_safe_change, why_not
 
 
 def test_every_key_of_the_table_is_one_of_the_config() -> None:
@@ -72,3 +72,21 @@ def test_what_ends_a_run_or_sets_its_rate_decides_its_result() -> None:
         "critic.optimizer.lr",
         "critic.lr_schedule",
     }
+
+
+@pytest.mark.parametrize("who", ["reference", "proximal"])
+def test_a_model_that_scores_may_get_a_process_of_its_own_and_is_no_hybrid_then(who: str) -> None:
+    assert is_safe_change(f"{who}.placement", "own", "process")
+    assert is_safe_change(f"{who}.placement", "process", "own")
+    assert not is_safe_change(f"{who}.placement", "hybrid", "own")
+    assert not is_safe_change(f"{who}.placement", "process", "hybrid")
+
+
+def test_where_all_workers_are_says_nothing_of_the_result() -> None:
+    given = {"model": {"path": "m"}, "data": {"train": "d.jsonl"}, "reward": {"function": "numeric"}}
+    here = TrainConfig.model_validate(given)
+    with_ray = TrainConfig.model_validate({**given, "runtime": {"kind": "ray"}})
+    hybrid = TrainConfig.model_validate({**given, "reference": {"placement": "hybrid"}})
+    assert with_ray.reference.placement == "process"
+    assert config_sha256(here) == config_sha256(with_ray)
+    assert config_sha256(here) != config_sha256(hybrid)

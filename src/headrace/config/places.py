@@ -140,10 +140,15 @@ def _check_none_here(config: TrainConfig) -> None:
     places = {f"{name}.placement": getattr(config, name).placement for name in (*_APART, "proximal")}
     if config.reward.model.path is not None:
         places["reward.model.placement"] = config.reward.model.placement
-    if here := next((key for key, place in places.items() if place == "own"), None):
-        raise ValueError(f"{here} is own, and with runtime.kind ray all workers are actors; leave it out")
+    if here := [key for key, place in places.items() if place == "own"]:
+        raise ValueError(
+            f"{' and '.join(here)} {'is' if len(here) == 1 else 'are'} own, and with runtime.kind ray all workers are "
+            f"actors; leave {'it' if len(here) == 1 else 'them'} out, or set process"
+        )
     if not config.engine.apart:
-        raise ValueError("engine.process is false, and with runtime.kind ray all workers are actors; leave it out")
+        raise ValueError(
+            "engine.process is false, and with runtime.kind ray all workers are actors; leave it out, or set true"
+        )
 
 
 def _check_megatron(config: TrainConfig) -> None:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from headrace.config.reading.changes import Change, changes, listed
-from headrace.config.reading.resume import is_safe, why_not
+from headrace.config.reading.resume import is_safe_change, why_not
 from headrace.store.checkpoints import Checkpoints
 from headrace.store.errors import ConfigMismatch, DataMismatch, RunExists, RunMissing, write_failed
 from headrace.store.journal import Journal
@@ -307,7 +307,7 @@ def _compare_config(path: Path, database: Database, config_sha256: str, config_y
     """What differs. Raises ConfigMismatch if that is more than is safe, or cannot be told."""
     values = dict(database.rows("SELECT name, value FROM run WHERE name IN ('config_sha256', 'config_yaml')"))
     found = changes(values["config_yaml"], config_yaml)
-    refused = [change for change in found or () if not is_safe(change.key)]
+    refused = [change for change in found or () if not is_safe_change(change.key, change.was, change.now)]
     if not refused and (found is not None or values["config_sha256"] == config_sha256):
         return found or []
     lines = listed(f"{change} ({why_not(change.key)})" for change in refused)

@@ -18,7 +18,7 @@ from headrace.config.errors import ConfigError
 from headrace.config.kinds import KINDS
 from headrace.config.reading.config_text import in_yaml
 from headrace.config.reading.explain import explain
-from headrace.config.reading.resume import is_operational
+from headrace.config.reading.resume import is_operational, plainest
 from headrace.config.values.paths import path_of
 
 C = TypeVar("C", bound=Section)
@@ -172,10 +172,11 @@ def config_sha256(config: Section) -> str:
 
 
 def decisive(values: Any, key: str = "") -> Any:
-    """`values`, of a dumped config, less the keys that decide nothing. `key`: of `values` themselves."""
+    """`values`, of a dumped config, less the keys that decide nothing, and of values that decide the same the first.
+    `key`: of `values` themselves."""
     if isinstance(values, list):
         return [decisive(value, f"{key}.{place}") for place, value in enumerate(values)]
     if not isinstance(values, Mapping):
-        return values
+        return plainest(key, values)
     below = {name: f"{key}.{name}" if key else str(name) for name in values}
     return {name: decisive(values[name], path) for name, path in below.items() if not is_operational(path)}
