@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from headrace.config import ConfigError, TrainConfig
+from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.config.cluster import ClusterConfig, PlaceConfig, resource_overrides
 
 SEED = {"actor": [1, 2], "rollout": [1, 4], "reference": [1, 1], "actor_fwd": [1, 1], "advantages": [1, 0]}
@@ -45,7 +46,7 @@ def test_sets_are_of_roles_by_either_name() -> None:
         ({"place": {"engine": [2, 4]}}, r"asks for 2 services, and a role is one; use \[1, 4\]"),
         ({"place": {"engine": [1]}}, r"\[1\] is no place; write \[1, DEVICES\]"),
         ({"place": {"engine": {"cpus": 0}}}, "greater than 0"),
-        ({"place": {"actor": {}, "trainer": {}}}, "trainer is given twice, as trainer too"),
+        ({"place": {"actor": {}, "trainer": {}}}, "trainer is given twice, as actor and trainer; drop one"),
         ({"place": {"engines": {}}}, "Input should be 'trainer'"),
         *(({"device": name}, "which Ray counts by itself") for name in ("CPU", "memory", "object_store_memory")),
         ({"colocate": [["actor"]]}, "one role shares with nobody"),
@@ -78,9 +79,22 @@ def test_places_are_of_a_cluster(given: dict[str, Any], words: str) -> None:
 def test_the_option_is_overrides_that_others_go_on_from() -> None:
     assert resource_overrides('{"actor": [1, 2], "rollout": [1, 4], "advantages": {}}') == [
         "cluster.place.trainer.devices_together=2",
+        "cluster.place.trainer.devices=0",
         "cluster.place.engine.devices_together=4",
+        "cluster.place.engine.devices=0",
         "cluster.place.functions.devices=0",
     ]
     for wrong, words in (("[1]", "no mapping of roles"), ("{", "Expecting"), ('{"x": [1, 2]}', "should be 'trainer'")):
         with pytest.raises(ConfigError, match=words):
             resource_overrides(wrong)
+
+
+def test_the_option_goes_before_what_the_file_has(tmp_path: Path) -> None:
+    file = tmp_path / "grpo.yaml"
+    file.write_text(
+        "model: {path: m}\ndata: {train: d}\nreward: {function: numeric}\nruntime: {kind: ray}\n"
+        "cluster: {place: {trainer: {devices: 1, cpus: 4}}}\n"
+    )
+    made = load_config(TrainConfig, file, resource_overrides('{"actor": [1, 2]}'))
+    place = made.cluster.place["trainer"]
+    assert (place.devices, place.devices_together, place.cpus) == (0, 2, 4)

@@ -12,6 +12,7 @@ from headrace.controller.building.processors import silence_of, threads_of_worke
 from headrace.controller.planning.node_needs import meeting_of, needs_by_kind, together_of
 from headrace.controller.planning.placement import run_teams
 from headrace.controller.planning.placement_view import drawn
+from headrace.runtime.placing import Bundle
 from headrace.runtime.workers import Silence
 
 
@@ -22,6 +23,10 @@ def config(cluster: dict[str, Any], **more: Any) -> TrainConfig:
         algorithm={"kl": {"coefficient": 0.1}},  # type: ignore[arg-type]
         **{"runtime": {"kind": "ray", "threads": 8}, "engine": {"replicas": 2}, "cluster": cluster, **more},
     )
+
+
+def told(bundle: Bundle) -> list[tuple[str, float]]:
+    return [(name, bundle.devices) for name in bundle.workers]
 
 
 def test_workers_of_a_set_are_together_by_number() -> None:
@@ -54,6 +59,32 @@ def test_a_colocated_worker_that_has_several_devices_by_the_short_form_is_refuse
 def test_a_role_that_the_run_does_not_have_is_told() -> None:
     with pytest.raises(ConfigError, match=r"cluster\.place\.critic places workers, and this run has none of that role"):
         run_teams(config({"place": {"critic": {}}}), 0)
+
+
+def test_no_devices_for_a_role_that_the_run_does_not_have_are_none() -> None:
+    """As the line has it that the short form is known from."""
+    given = {"actor": [1, 2], "rollout": [1, 4], "reference": [1, 1], "actor_fwd": [1, 0], "advantages": [1, 0]}
+    made = config({"place": given}, trainer={"layout": "d2"}, engine={"replicas": 4})
+    claims = {name: claim for team in run_teams(made, 1).teams for each in team.bundles for name, claim in told(each)}
+    assert claims == {
+        **{f"trainer/{rank}": 1 for rank in range(2)},
+        **{f"engine/{number}": 1 for number in range(4)},
+        "reference/0": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ({"engine": [1, 4]}, "engine has 2 devices for each worker, .* use for all of them engine.replicas: 4"),
+        ({"trainer": [1, 2]}, "trainer has 2 devices for each worker, .* use for all of them trainer.layout: d2"),
+        ({"reference": {"devices": 3}}, "reference has 3 devices .* reference.layout: d3"),
+        ({"rollout": {"devices": 2}}, "rollout has 2 devices for each worker, .* use 1 for each"),
+    ],
+)
+def test_devices_that_a_worker_would_not_use_are_refused(place: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        run_teams(config({"place": place}), 1)
 
 
 def test_a_worker_computes_with_the_processors_of_its_place() -> None:

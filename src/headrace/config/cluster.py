@@ -203,6 +203,9 @@ def resource_overrides(text: str | None) -> list[str]:
             f"--resource is {text!r}: {words}; write it as " """'{"actor": [1, 2], "rollout": [1, 4]}'"""
         ) from error
     values = {role: place.model_dump(exclude_defaults=True) for role, place in cluster.place.items()}
+    for each in values.values():  # in the place of what the file has
+        if "devices_together" in each:
+            each["devices"] = 0
     return [
         f"cluster.place.{role}.{key}={value}" for role, each in values.items() for key, value in (each or _NONE).items()
     ]
@@ -214,6 +217,7 @@ def _by_own_names(given: Mapping[Any, Any]) -> dict[Any, Any]:
     for name, place in given.items():
         role = "engine" if name == _ENGINES and isinstance(place, list | tuple) else _ALSO.get(name, name)
         if role in made:
-            raise ValueError(f"{role} is given twice, as {name} too; drop one")
+            names = [each for each in given if each in (role, name) or _ALSO.get(each) == role]
+            raise ValueError(f"{role} is given twice, as {' and '.join(map(str, names))}; drop one")
         made[role] = place
     return made

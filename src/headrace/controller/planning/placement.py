@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.cluster import LENT, ROLES, PlaceConfig, Role, shares_too_many
-from headrace.config.places import layouts_of
+from headrace.config.places import key_of, layouts_of
 from headrace.controller.planning.judges import own_judges
 from headrace.runtime.placing import Bundle, Claim, Team, Teams
 
@@ -15,33 +15,41 @@ from headrace.runtime.placing import Bundle, Claim, Team, Teams
 def run_teams(config: TrainConfig, rollouts: int) -> Teams:
     """`rollouts`: workers that play. Raises ConfigError."""
     cluster, counts = config.cluster, worker_counts(config, rollouts)
-    if unused := next((role for role in cluster.place if not counts[role]), None):
-        raise ConfigError(f"cluster.place.{unused} places workers, and this run has none of that role; leave it out")
+    unused = [role for role in cluster.place if not counts[role]]
+    if places := next((role for role in unused if cluster.place[role].devices_together != 0), None):
+        raise ConfigError(f"cluster.place.{places} places workers, and this run has none of that role; leave it out")
+    placed = {role: place for role, place in cluster.place.items() if role not in unused}
     for each in cluster.sets:
-        if unused := next((role for role in each if not counts[role]), None):
-            raise ConfigError(f"cluster.colocate names {unused}, and this run has none of that role; leave it out")
+        if missing := next((role for role in each if not counts[role]), None):
+            raise ConfigError(f"cluster.colocate names {missing}, and this run has none of that role; leave it out")
     sets: list[tuple[Role, ...]] = [tuple(ROLES)] if cluster.colocate == "all" else [*map(_with_lent, cluster.sets)]
-    if counts[LENT] and "trainer" in cluster.place and not any("trainer" in each for each in sets):
+    if counts[LENT] and "trainer" in placed and not any("trainer" in each for each in sets):
         sets.append(_with_lent(("trainer",)))
     sets = [tuple(role for role in each if counts[role]) for each in sets]
     together = [role for each in sets for role in each]
-    sets += [(role,) for role in ROLES if role in cluster.place and role not in together]
+    sets += [(role,) for role in ROLES if role in placed and role not in together]
     claims = {
-        role: claims_for(role, cluster.place.get(role, PlaceConfig()), counts[role], role)
-        for each in sets
-        for role in each
+        role: claims_for(role, placed.get(role, PlaceConfig()), counts[role], role) for each in sets for role in each
     }
     if LENT in claims:
         claims[LENT] = [replace(each, devices=claims["trainer"][0].devices, cpus=0.0) for each in claims[LENT]]
     for role in together:
         if (devices := claims[role][0].devices) > 1:
             raise ConfigError(f"cluster.place.{role} {shares_too_many(devices)}")
+    if not config.engine.has_server:
+        check_used("engine", claims.get("engine", ()), "engine.replicas: {}")
+    layouts = layouts_of(config)
+    for role, found in claims.items():
+        if role in layouts:
+            check_used(role, found, f"{key_of(role)}.layout: d{{}}" if layouts[role].ranks == 1 else "")
+        elif role != "engine":
+            check_used(role, found)
     return Teams(
         tuple(_team([claims[role] for role in each], _spreads(config, each)) for each in sets if each),
         {
             role: Team((Bundle((found[0],)),), _spreads(config, (role,)))
             for role, found in claims.items()
-            if role in cluster.place
+            if role in placed
         },
         cluster.device,
     )
@@ -90,6 +98,18 @@ def claims_for(kind: str, place: PlaceConfig, count: int, role: Role) -> list[Cl
     except ValueError as error:
         raise ConfigError(f"cluster.place.{role} {error}") from error
     return [Claim(f"{kind}/{number}", devices, place.cpus) for number in range(count)]
+
+
+def check_used(role: str, claims: Sequence[Claim], more: str = "") -> None:
+    """Of workers that compute on one device each. `more`: what has more of them, but for their number. Raises
+    ConfigError."""
+    if claims and (devices := claims[0].devices) > 1:
+        whole = int(devices * len(claims))
+        wanted = f"for all of them {more.format(whole)}" if more else "1 for each"
+        raise ConfigError(
+            f"cluster.place.{role} has {devices:g} devices for each worker, and one computes on one device; use "
+            f"{wanted}"
+        )
 
 
 def _team(roles: Sequence[Sequence[Claim]], spread: bool) -> Team:

@@ -11,7 +11,7 @@ from headrace.config.values.name_or_function import is_own
 from headrace.config.values.paths import path_of
 from headrace.controller.building.workers_apart import WorkersApart, in_ray, marked
 from headrace.controller.planning.node_needs import functions_of, models_of, run_folder
-from headrace.controller.planning.placement import claims_for
+from headrace.controller.planning.placement import check_used, claims_for
 from headrace.offline.ranks.rank import OfflineRank
 from headrace.offline.trained.of_config import OfflineConfig
 from headrace.runtime.asked_of_nodes import AskedOfNodes
@@ -49,7 +49,9 @@ def rank_teams(config: OfflineConfig) -> Teams:
     place, count = place_of(config), config.trainer.layout.ranks
     if place is None:
         return Teams()
-    bundles = tuple(Bundle((claim,)) for claim in claims_for(_KIND, place, count, "trainer"))
+    claims = claims_for(_KIND, place, count, "trainer")
+    check_used("trainer", claims, "trainer.layout: d{}" if count == 1 else "")
+    bundles = tuple(Bundle((claim,)) for claim in claims)
     return Teams((Team(bundles, place.strategy == "spread"),), device=config.cluster.device)
 
 
