@@ -81,9 +81,10 @@ def test_that_no_job_server_answers_is_told(tmp_path: Path) -> None:
 def test_a_run_is_a_job_whose_log_and_exit_code_are_the_command_s(tmp_path: Path) -> None:
     config = make_job(tmp_path / "job", runtime__kind="ray", rollout__workers=1)
     (tmp_path / "job" / "reward.py").write_text(
-        "from helper import HALF\n\n\ndef score(response, row):\n    return HALF * (len(response) % 3)\n"
+        "from lib.helper import HALF\n\n\ndef score(response, row):\n    return HALF * (len(response) % 3)\n"
     )
-    (tmp_path / "job" / "helper.py").write_text("HALF = 0.5\n")
+    (tmp_path / "job" / "lib").mkdir()
+    (tmp_path / "job" / "lib" / "helper.py").write_text("HALF = 0.5\n")
     run = tmp_path / "run"
     with job_server(tmp_path) as (address, environment):
         wrong = {**environment, "RAY_AUTH_TOKEN": "0" * 64}

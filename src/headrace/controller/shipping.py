@@ -2,63 +2,78 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from headrace.config import ConfigError, TrainConfig
+from headrace.config import TrainConfig
 from headrace.config.values.name_or_function import is_own
 from headrace.config.values.paths import path_of
+from headrace.controller.shipped_functions import ShippedFunctions
 from headrace.store.origin import split_version
 
 CONFIG = "config.yaml"
-_FUNCTIONS = "functions"
-_PATHS = ("train", "eval", "rollouts", "path", "model", "run", "file")
+_PATHS = ("train", "eval", "rollouts", "path", "model", "run", "file", "read")
 """Keys of files and folders, which stay where they are: they are named in full, since a job has a folder of its own."""
-_MOST = 64 * 2**20
-"""Bytes of functions' files."""
+_COMMAND, _TRACKER_FOLDER, _TRACKER_URI = "rollout.agent.command", "track.folder", "track.uri"
+_SQLITE = "sqlite:///"
 
 
 def ship(config: TrainConfig, folder: Path) -> Path:
-    """The config's file in `folder`, which is empty, with functions beside it: each with the Python files of its own
-    folder, which it may import. Raises ConfigError, OSError."""
-    taken: dict[Path, str] = {}
-    size = 0
-    given = _named(config.model_dump(mode="json", by_alias=True, exclude_unset=True), "", taken)
-    for source, name in taken.items():
+    """The config's file in `folder`, which is empty, with the files of functions. Raises ConfigError, OSError."""
+    functions = ShippedFunctions()
+    given = _named(config.model_dump(mode="json", by_alias=True, exclude_unset=True), "", functions)
+    for name, file in functions.files().items():
         into = folder / name
-        into.mkdir(parents=True)
-        for file in sorted(source.glob("*.py")):
-            size += file.stat().st_size
-            if size > _MOST:
-                raise ConfigError(
-                    f"the Python files beside your functions are more than {_MOST >> 20} MiB, up to {file}; keep "
-                    "functions in a folder of their own"
-                )
-            shutil.copyfile(file, into / file.name)
+        into.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, into)
     made = folder / CONFIG
     made.write_text(yaml.safe_dump(given, sort_keys=False))
     return made
 
 
-def _named(value: Any, key: str, taken: dict[Path, str]) -> Any:
-    """`value`, as it is named in the job. `taken`: the folders of functions, by what they are called there."""
+def _named(value: Any, key: str, functions: ShippedFunctions) -> Any:
+    """`value`, as it is named in the job. `key`: with those that it is below, as `data.train`."""
     match value:
         case dict():
-            return {name: _named(inner, name, taken) for name, inner in value.items()}
+            return {name: _named(inner, f"{key}.{name}" if key else name, functions) for name, inner in value.items()}
+        case list() if key == _COMMAND:
+            return _command(value)
         case list():
-            return [_named(inner, key, taken) for inner in value]
-        case str() if is_own(value):
-            path, _, name = value.rpartition(":")
-            file = path_of(path)
-            if file.suffix == ".py" and file.is_file():
-                called = taken.setdefault(file.absolute().parent, f"{_FUNCTIONS}/{len(taken)}")
-                return f"{called}/{file.name}:{name}"
-        case str() if key in _PATHS and _path_in(value, key).exists():
-            return str(path_of(value).absolute())
+            return [_named(inner, key, functions) for inner in value]
+        case str():
+            return _text(value, key, functions)
     return value
+
+
+def _text(value: str, key: str, functions: ShippedFunctions) -> str:
+    last = key.rpartition(".")[2]
+    if key == _TRACKER_FOLDER:  # which the run makes
+        return str(path_of(value).absolute())
+    if key == _TRACKER_URI and value.startswith(_SQLITE):
+        return f"{_SQLITE}{Path(value.removeprefix(_SQLITE)).absolute()}"
+    if is_own(value):
+        place, _, name = value.rpartition(":")
+        file = path_of(place)
+        if file.suffix == ".py" and file.is_file():
+            return f"{functions.add_file(file)}:{name}"
+        if all(part.isidentifier() for part in place.split(".")):
+            functions.add_module(place)
+    if last in _PATHS and _path_in(value, last).exists():
+        return str(path_of(value).absolute())
+    return value
+
+
+def _command(words: list[str]) -> list[str]:
+    """A program that is looked for by its name alone stays that."""
+    first = os.path.dirname(words[0])
+    return [
+        os.path.abspath(word) if os.path.isfile(word) and (number or first) else word
+        for number, word in enumerate(words)
+    ]
 
 
 def _path_in(value: str, key: str) -> Path:

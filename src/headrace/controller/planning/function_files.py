@@ -27,16 +27,38 @@ def files_of(file: Path) -> list[Path]:
 def modules_of(name: str) -> list[str]:
     """The module `package.module`, and those of the same folder that it imports, unless it is an installed one; none if
     it is not there, or comes with Python."""
-    spec = None if _top(name) in sys.stdlib_module_names else find_module(name, search_paths())
+    spec = _spec_of(name)
     if spec is None:
         return []
-    file = Path(spec.origin or "")
-    if spec.origin is None or file.suffix != ".py" or _INSTALLED & {*file.parts}:
+    root = _root_of(name, spec)
+    if root is None:
         return [name]
-    depth = name.count(".") + (file.name == _INIT)
-    root = file.parents[depth]
     begin = [*_files(name, root)]
     return list(dict.fromkeys([name, *(_name(each, root) for each in _imported(begin, root))]))
+
+
+def files_of_module(name: str) -> tuple[Path, list[Path]] | None:
+    """The folder that `package.module` is imported from, and the files there that this takes: its own, those of the
+    packages that it is in, and of what they import. None for one that is installed, comes with Python, or is not
+    there."""
+    spec = _spec_of(name)
+    root = None if spec is None else _root_of(name, spec)
+    if root is None:
+        return None
+    begin = [*_files(name, root)]
+    return root, [*begin, *_imported(begin, root)]
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
+    return None if _top(name) in sys.stdlib_module_names else find_module(name, search_paths())
+
+
+def _root_of(name: str, spec: ModuleSpec) -> Path | None:
+    """The folder that the user's module is imported from; None for any other."""
+    file = Path(spec.origin or "")
+    if spec.origin is None or file.suffix != ".py" or _INSTALLED & {*file.parts}:
+        return None
+    return file.parents[name.count(".") + (file.name == _INIT)]
 
 
 def _imported(begin: Iterable[Path], root: Path) -> list[Path]:
