@@ -27,6 +27,7 @@ from headrace.controller.planning.free_memory import SPARE, in_gib
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.memory_by_turns import OF_LENT, by_turns
 from headrace.controller.planning.out_of_memory import what_to_lower
+from headrace.controller.planning.run_processes import NO_PROCESSES, RunProcesses, check_room
 from headrace.controller.planning.table_size import most_sampled, table_bytes
 from headrace.controller.planning.trained_memory import gathered, scored_bytes_of, trained_bytes_of
 from headrace.controller.planning.transports import transport_of
@@ -43,6 +44,7 @@ _BEGUN = "trainer: what a batch began with, for a replica that is made anew"
 _STATE_BYTES = 12
 """Of a parameter: its float32 master, and two moments."""
 _HOST = "this host"
+_PROCESSES = "processes: Python and what all import"
 _OF_ENGINE = ("engine: ",)
 _OF_TRAINING = (
     "trainer: ",
@@ -103,13 +105,20 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    config: TrainConfig, model_config: Any, device: torch.device, *, engine: bool = True, trainer: bool = True
+    config: TrainConfig,
+    model_config: Any,
+    device: torch.device,
+    *,
+    engine: bool = True,
+    trainer: bool = True,
+    processes: RunProcesses = NO_PROCESSES,
 ) -> MemoryEstimate:
-    """`model_config`: a Hugging Face config. `engine` and `trainer`: whether there is one. Builds the model on no
-    device, and loads nothing.
+    """`model_config`: a Hugging Face config. `engine` and `trainer`: whether there is one. `processes`: of the run, on
+    this host. Builds the model on no device, and loads nothing.
 
-    Raises ConfigError if the KV cache does not fit; for a device, if anything does not.
+    Raises ConfigError if the processes or the KV cache do not fit; for a device, if anything does not.
     """
+    check_room(processes, free_memory.free_bytes(torch.device("cpu")))
     parameters, free = count_parameters(model_config), free_memory.free_bytes(device)
     uses = _fixed(config, model_config, parameters, device)
     uses |= {} if device.type == "cpu" else _activations(config, model_config)
@@ -128,6 +137,8 @@ def estimate_memory(
     if engine and not trainer and not config.engine.apart:
         kept["weight plane: version 0, on the host"] = ITEM_BYTES[engine_dtype(config)] * parameters
         uses |= kept if device.type == "cpu" else {}
+    if processes.count:
+        (uses if device.type == "cpu" else kept)[f"{_PROCESSES} ({processes.count})"] = processes.size
     if engine:
         caches = [(each.count, cache_of(each, config, cache)) for each in config.engine.sections]
         uses[KV_CACHE] = sum(count * each.bytes_wanted for count, each in caches)

@@ -180,6 +180,7 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     from headrace.controller.planning.judges import check_judges
     from headrace.controller.planning.layouts import check_layouts
     from headrace.controller.planning.memory_estimate import estimate_memory
+    from headrace.controller.planning.run_processes import processes_here, processor_notes
     from headrace.controller.planning.server_launch import server_launch
     from headrace.controller.planning.shared_memory import with_shared_memory
     from headrace.controller.planning.transports import transport_of
@@ -219,6 +220,8 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     lengths = {"prompts": (len(prompts), fit)}
     lengths |= {told_of(each.name): (len(held_out[each.name]), fits[each.name]) for each in config.held_out}
     notes = (*template_notes(config, template, everything), *chat_notes, *length_notes(config, lengths))
+    if device.type == "cpu":
+        notes += tuple(processor_notes(config))
     if config.data.too_long == "drop":
         prompts = prompts.without(fit.too_long)
         held_out = {name: kept.without(fits[name].too_long) for name, kept in held_out.items()}
@@ -227,7 +230,10 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     if recorded is not None:
         replay = open_replay(config, recorded, folder, vocab_size=vocab_size, max_context=context)
     has_engine = replay is None or bool(held_out)
-    memory = estimate_memory(config, model_config, device, engine=has_engine, trainer=not config.rollouts_only)
+    processes = processes_here(config, workers)
+    memory = estimate_memory(
+        config, model_config, device, engine=has_engine, trainer=not config.rollouts_only, processes=processes
+    )
     transport = transport_of(config, device)
     for section in config.engine.sections if has_engine else ():
         if section.is_server and not section.urls:
