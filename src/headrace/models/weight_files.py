@@ -40,7 +40,7 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
     from safetensors import SafetensorError, safe_open
 
     stored: dict[str, StoredTensor] = {}
-    for file in _files(folder):
+    for file in weight_files(folder):
         try:
             with safe_open(file, framework="np") as opened:
                 for name in opened.keys():  # noqa: SIM118 (it is no mapping)
@@ -57,7 +57,7 @@ def files_of_tensors(folder: Path) -> dict[str, Path]:
     from safetensors import SafetensorError, safe_open
 
     found: dict[str, Path] = {}
-    for file in _files(folder):
+    for file in weight_files(folder):
         try:
             with safe_open(file, framework="np") as opened:
                 found |= dict.fromkeys(opened.keys(), file)
@@ -72,8 +72,8 @@ def _damaged(file: Path, error: Exception) -> ConfigError:
     )
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """Those that transformers reads."""
+def weight_files(folder: Path) -> Iterator[Path]:
+    """Those that transformers reads. Raises ConfigError."""
     if (folder / _WHOLE).is_file():
         yield folder / _WHOLE
         return

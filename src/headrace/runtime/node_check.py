@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -15,10 +14,13 @@ from pathlib import Path
 
 from headrace import __version__
 from headrace.errors import HeadraceError
+from headrace.runtime.file_digests import digest, digests
 from headrace.runtime.machine import boot_id, loopback_here
 from headrace.runtime.module_search import found_modules
 from headrace.runtime.process.site import more_room, site_parent, sweep
 
+ABSENT = ""
+"""The digest of a file that is not there."""
 _NONE = "none"
 _PLAYERS = "rollout"
 """Kind of those that play, and keep samples."""
@@ -37,15 +39,17 @@ class NodeUnfit(HeadraceError, RuntimeError):
 class NeededFile:
     path: str
     digest: str
-    """SHA-256, as hex."""
+    """See `file_digests`; `ABSENT` for one that is not here, and that nodes are not to have either."""
     what: str
     """For whom, as `reward.function`."""
     mend: str
+    sampled: bool = False
+    """Too large to be read: samples of it are compared."""
 
     @classmethod
     def of(cls, path: Path, what: str, mend: str) -> NeededFile:
         """As it is here. Raises OSError."""
-        return cls(str(path), _digest(path), what, mend)
+        return cls(str(path), digest(path), what, mend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,8 @@ class Asked:
 
     paths: Sequence[str] = ()
     """Of files."""
+    sampled: Sequence[str] = ()
+    """Of large ones: see `sampled_digest`."""
     modules: Sequence[str] = ()
     """By name."""
     search: Sequence[str] = ()
@@ -195,12 +201,7 @@ class NodeReport:
 def look(asked: Asked) -> NodeReport:
     """Of the machine where this is called. What runs of this user left in its memory that are no more is removed
     first. Blocking."""
-    found = {}
-    for path in asked.paths:
-        try:
-            found[path] = _digest(Path(path))
-        except OSError:
-            continue
+    found = digests(asked.paths, asked.sampled)
     sweep()
     place = site_parent()
     room, number = shutil.disk_usage(place), os.stat(place).st_dev
@@ -240,9 +241,14 @@ def require(node: str, seen: NodeReport, needs: Needs, workers: Sequence[str]) -
     """`node`: for people. `workers`: those that are to be there. Raises NodeUnfit, with the mend."""
     require_same(f"{node} on {seen.host}", seen.versions, versions())
     for each in needs.files:
-        if (found := seen.digests.get(each.path)) == each.digest:
+        if (found := seen.digests.get(each.path, ABSENT)) == each.digest:
             continue
-        how = "has no" if found is None else "has another"
+        if each.digest == ABSENT:
+            raise NodeUnfit(
+                f"the node {node} on {seen.host} has {each.path} ({each.what}), which is not where the command is, and "
+                f"{', '.join(workers)} there would read it; {each.mend}"
+            )
+        how = "has no" if found == ABSENT else "has another"
         raise NodeUnfit(
             f"the node {node} on {seen.host} {how} {each.path} ({each.what}), which {', '.join(workers)} there need; "
             f"{each.mend}"
@@ -307,8 +313,3 @@ def require_met(machines: Mapping[str, str], home: str) -> None:
             "where weights.host says so; set it to an address of the trainer's machine that the others reach, on a "
             "network of these machines alone, use weights.transport: disk, or place them on one machine"
         )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

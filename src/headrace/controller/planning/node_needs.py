@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from headrace.config import TrainConfig
 from headrace.config.base import Section
-from headrace.config.cluster import ROLES
+from headrace.config.cluster import ROLES, Role
 from headrace.config.places import layouts_of
 from headrace.config.values.hosts import is_loopback
 from headrace.config.values.name_or_function import is_own
 from headrace.config.values.paths import path_of
 from headrace.controller.planning.function_files import files_of, modules_of
 from headrace.controller.planning.given_inputs import texts_of
+from headrace.controller.planning.judges import own_judges
+from headrace.controller.planning.model_files import CONFIG, model_files
 from headrace.controller.planning.placement import run_teams
 from headrace.runtime.asked_of_nodes import AskedOfNodes
-from headrace.runtime.node_check import NeededFile, NeededModule, Needs, SharedNeeds
+from headrace.runtime.file_digests import digests
+from headrace.runtime.node_check import ABSENT, NeededFile, NeededModule, Needs, SharedNeeds
 
 _CALL = ("rollout", "functions", "trainer", "critic")
 """Whose workers call functions of the user's."""
@@ -28,13 +33,16 @@ _IN_FOLDER = ("trainer", "critic", "rollout")
 """Those who write into the run's folder: checkpoints, and journals of groups."""
 _TRAINED = ("trainer", "critic")
 """Kinds whose ranks tell each other gradients, also where each has all of the model."""
-_MODEL = "config.json"
 
 _IMPORTABLE = (
     "install it there, or put it on a file system that all nodes share, in the folder of the command or in one of "
     "PYTHONPATH, or name its file: path.py:name"
 )
 _SHARED = "put it on a file system that all nodes share, or copy it to the same path there"
+_MODEL_SHARED = (
+    "put the model on a file system that all nodes share, or copy all files of its folder to the same path there"
+)
+_MODEL_ALONE = "remove it there, or put the model on a file system that all nodes share"
 
 
 def asked_of_nodes(
@@ -57,9 +65,12 @@ def needs_by_kind(config: TrainConfig, folder: Path | None, memory: Path | None)
     memory, each of this run alone: who sees it sees what is beside it. Without one of the two nothing is asked of
     it."""
     functions, modules = functions_of(config)
-    models = [*models_of(_named_models(config))]
+    looked_at = cache(model_at)
     made: dict[str, Needs] = {}
     for role in ROLES:
+        models = [
+            file for each in _loaded_by(role, config) for file in looked_at(each.key, each.path, weights=each.weights)
+        ]
         files = [*(functions if role in _CALL else []), *models]
         by_disk = config.transport == "disk" and role in _IN_MEMORY
         if folder is not None and (role in _IN_FOLDER or by_disk):
@@ -115,18 +126,53 @@ def functions_of(config: Section) -> tuple[list[NeededFile], list[NeededModule]]
     return files, modules
 
 
-def models_of(named: Mapping[str, str | None]) -> Iterator[NeededFile]:
-    """Of each folder of a model that is here. `named`: by the config's key. Raises OSError."""
-    for key, name in named.items():
-        if name is not None and (path := path_of(name) / _MODEL).is_file():
-            yield NeededFile.of(path.absolute(), key, _SHARED)
+def model_at(key: str, path: str, *, weights: bool = True) -> tuple[NeededFile, ...]:
+    """Of the model that the config's `key` names, if it is a folder here. `weights`: else what its tokenizer is loaded
+    from. Raises OSError."""
+    folder = path_of(path).absolute()
+    if not (folder / CONFIG).is_file():
+        return ()
+    files = model_files(folder, weights=weights)
+    whole, large = [*map(str, files.whole)], [*map(str, files.weights)]
+    found = digests(whole, large)
+    if unread := [each for each in (*whole, *large) if each not in found]:
+        raise OSError(f"{unread[0]} ({key}) cannot be read")
+    return (
+        *(NeededFile(each, found[each], key, _MODEL_SHARED) for each in whole),
+        *(NeededFile(each, found[each], key, _MODEL_SHARED, sampled=True) for each in large),
+        *(NeededFile(str(each), ABSENT, key, _MODEL_ALONE, sampled=True) for each in files.absent),
+    )
 
 
-def _named_models(config: TrainConfig) -> Mapping[str, str | None]:
-    return {
-        "model.path": config.model.path,
-        "reference.model": config.reference.model,
-        "teacher.model": config.teacher.model,
-        "critic.model": config.critic.model,
-        "reward.model.path": config.reward.model.path,
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """By workers."""
+
+    key: str
+    """Of the config, that names the model."""
+    path: str
+    weights: bool = True
+    """Else its tokenizer alone."""
+
+
+def _loaded_by(role: Role, config: TrainConfig) -> list[_Loaded]:
+    # With `from.run` weights are another run's, in the folder of this one.
+    policy = _Loaded("model.path", config.model.path, weights=config.from_.run is None)
+    judges = [_Loaded("judge.model", judge.path) for judge in own_judges(config.rewards)]
+    match role:
+        case "engine" if all(section.urls for section in config.engine.sections):  # servers that others have started
+            return [replace(policy, weights=False)]
+        case "rollout":
+            return [replace(each, weights=False) for each in (policy, *judges)]
+        case "judge":
+            return judges
+        case "functions":
+            return []
+    own = {
+        "critic": ("critic.model", config.critic.model),
+        "reference": ("reference.model", config.reference.model),
+        "teacher": ("teacher.model", config.teacher.model),
+        "reward": ("reward.model.path", config.reward.model.path),
     }
+    key, path = own.get(role, ("", None))
+    return [policy if path is None else _Loaded(key, path)]

@@ -10,7 +10,7 @@ from headrace.config.values.hosts import is_loopback
 from headrace.config.values.name_or_function import is_own
 from headrace.config.values.paths import path_of
 from headrace.controller.building.workers_apart import WorkersApart, in_ray, marked
-from headrace.controller.planning.node_needs import functions_of, models_of, run_folder
+from headrace.controller.planning.node_needs import functions_of, model_at, run_folder
 from headrace.controller.planning.placement import check_used, claims_for
 from headrace.offline.ranks.rank import OfflineRank
 from headrace.offline.trained.of_config import OfflineConfig
@@ -58,7 +58,7 @@ def rank_teams(config: OfflineConfig) -> Teams:
 def rank_needs(config: OfflineConfig, marker: Path) -> Needs:
     """Of each node with ranks. `marker`: a file of the output folder, of this run alone. Raises OSError."""
     functions, modules = functions_of(config)
-    files = [*functions, *models_of({"model.path": config.model.path}), run_folder(marker)]
+    files = [*functions, *model_at("model.path", config.model.path), run_folder(marker)]
     return Needs(tuple(files), tuple(modules))
 
 

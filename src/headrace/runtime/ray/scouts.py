@@ -116,8 +116,9 @@ class Inspection:
         return machines
 
     def _asked(self, needs: Needs) -> Asked:
-        paths = [*(file.path for file in needs.files), self._memory.path]
-        return Asked(paths, [module.name for module in needs.modules], search_paths())
+        whole = [*(file.path for file in needs.files if not file.sampled), self._memory.path]
+        sampled = [file.path for file in needs.files if file.sampled]
+        return Asked(whole, sampled, [module.name for module in needs.modules], search_paths())
 
 
 def seen(asked: Mapping[str, Asked], names: Mapping[str, str]) -> Mapping[str, NodeReport]:
