@@ -32,6 +32,7 @@ FRAGMENTS = (
     *("<function=look>", "</function>", "<parameter=k>\nv\n</parameter>", "<function="),
     *(CALL, f"<tool_call>{CALL}</tool_call>", f"[{CALL}]", f"[TOOL_CALLS][{CALL}]", "<|python_tag|>" + CALL),
     "<tool_call><function=look><parameter=k>2</parameter></function></tool_call>",
+    *("<function=look><parameter=n>2</parameter></function>", "</parameter>", '{"name": "look"}'),
 )
 THOUGHTFUL = CHATML + "{# reasoning_content #}"
 BEGUN = THOUGHTFUL.replace("{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant\\n<think>\\n' }}")
@@ -42,7 +43,8 @@ MARKED = {template: TextCodec(byte_tokenizer(template, more=SPECIAL)) for templa
 END = CODECS[CHATML].encode_text("<|im_end|>").tolist()[0]
 TILDE = CODECS[CHATML].encode_text("~").tolist()[0]
 """A token of the text that closes a turn as well."""
-TOOL = {"name": "look", "parameters": {"type": "object"}}
+SCHEMA = {"type": "object", "properties": {"k": {"type": "string"}}}
+TOOL = {"name": "look", "parameters": SCHEMA}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
         "messages": [{"role": "user", "content": "x"}],
@@ -51,7 +53,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "x"},
     "/v1/messages": {
         "messages": [{"role": "user", "content": "x"}],
-        "tools": [{"name": "look", "input_schema": {"type": "object"}}],
+        "tools": [{"name": "look", "input_schema": SCHEMA}],
     },
     "/v1/responses": {"input": "x", "tools": [{"type": "function", **TOOL}]},
 }
@@ -259,6 +261,7 @@ def test_text_comes_as_soon_as_it_is_certain() -> None:
     assert told_of("a b", "none") == [("content", "a"), ("content", " "), ("content", "b")]
     assert told_of("a<tx", "hermes")[:3] == [("content", "a"), ("content", "<tx")]
     assert told_of(f"a {call}", "hermes") == [("content", "a"), ("tool_calls", '{"k": "é"}')]
+    assert told_of(f"a {call} b", "hermes") == [("content", "a"), ("content", "\nb"), ("tool_calls", '{"k": "é"}')]
     assert told_of("a <tool_call>{", "hermes") == [("content", "a"), ("content", " <tool_call>{")]
     assert told_of(' {"name": ', "llama3_json") == [("content", ' {"name": ')]
     assert told_of(" so", "llama3_json") == [("content", " s"), ("content", "o")]
@@ -276,29 +279,33 @@ def test_a_thought_comes_as_it_is_thought() -> None:
     ]
 
 
-@pytest.mark.parametrize(("name", "early"), [("qwen3_xml", 1), ("hermes", 0)])
-def test_a_call_comes_when_nothing_can_make_text_of_it(name: str, early: int) -> None:
-    """One of `qwen3_xml` stands by itself; of the others' calls one that does not parse makes text of all."""
-    first = {
+@pytest.mark.parametrize("name", ["qwen3_xml", "hermes"])
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_calls_come_with_the_end(route: str, name: str) -> None:
+    """What is behind one is said before it, in the stream as in the whole answer. The tools of the request say that
+    `k` is a string."""
+    call = {
         "qwen3_xml": "<function=look><parameter=k>2</parameter></function>",
-        "hermes": f"<tool_call>{CALL}</tool_call>",
+        "hermes": '<tool_call>{"name": "look", "arguments": {"k": "2"}}</tool_call>',
     }[name]
-    pieces = [CODECS[CHATML].encode_text(piece).tolist() for piece in (first, " and")]
+    pieces = [CODECS[CHATML].encode_text(piece).tolist() for piece in ("I look. ", call, " and", " so\n")]
     parts: Parts = [*((piece, None) for piece in pieces), ([END], FinishReason.STOP)]
-    seen: list[int] = []
+    body = {**BODIES[route], **({"stream_options": {"include_usage": True}} if "chat" in route else {})}
 
-    async def play() -> None:
-        session = session_of(Parted(parts), CHATML, name)
-        api = APIS["/v1/chat/completions"]
-        asked, live = api.parse(BODY, session), Live()
-        task = asyncio.create_task(session.answer(asked, 0, live))
-        while not task.done():
-            await asyncio.sleep(0)
-            growing = [so_far.message for so_far in live.so_far() if so_far.finish_reason is None]
-            seen.append(sum(len(message.get("tool_calls", ())) for message in growing))
+    async def play() -> tuple[bytes, dict[str, Any]]:
+        return await streamed(session_of(Parted(parts), CHATML, name), APIS[route], body)
 
-    asyncio.run(play())
-    assert max(seen) == early
+    told, whole = asyncio.run(play())
+    assert put_together[APIS[route]](events(told)) == whole
+    said = "I look.\nand so"
+    if route == "/v1/chat/completions":
+        message = whole["choices"][0]["message"]
+        assert (message["content"], message["tool_calls"][0]["function"]["arguments"]) == (said, '{"k": "2"}')
+    elif route == "/v1/messages":
+        assert [block.get("text", block.get("input")) for block in whole["content"]] == [said, {"k": "2"}]
+    else:
+        message, called = whole["output"]
+        assert (message["content"][0]["text"], called["arguments"]) == (said, '{"k": "2"}')
 
 
 def whole_of(said: str, tool_parser: str, template: str = CHATML, **more: Any) -> dict[str, Any]:
@@ -330,6 +337,12 @@ def test_marks_that_are_special_tokens_are_read(name: str, said: str) -> None:
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] == "look"
     assert choice["message"]["content"] == ("so" if "so" in said else None)
+
+
+def test_special_tokens_around_what_is_said_behind_a_call_are_left_out() -> None:
+    call = "<tool_call><function=look><parameter=k>é</parameter></function></tool_call>"
+    message = whole_of(f"a {call} b <tool_call>c", "qwen3_xml")["message"]
+    assert (message["content"], len(message["tool_calls"])) == ("a\nb c", 1)
 
 
 def test_special_tokens_of_what_is_no_call_are_left_out_as_ever() -> None:

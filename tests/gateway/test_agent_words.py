@@ -22,8 +22,9 @@ from headrace.gateway.agents.agent_requests import parse_agent_chat
 from headrace.gateway.agents.agent_session import AgentSession
 from headrace.gateway.agents.answered import whole_chat
 from headrace.gateway.agents.model_renderer import _call_of
+from headrace.gateway.agents.parsed_text import ParsedText, ToolCall
 from headrace.gateway.agents.reasoning import begins_thought, split_reasoning
-from headrace.gateway.agents.tool_calls import PARSERS, ParsedText, ToolCall, parse_tool_calls, parser_of
+from headrace.gateway.agents.tool_calls import PARSERS, parse_tool_calls, parser_of
 from headrace.gateway.agents.turns import Turns
 
 LOOK = ToolCall("look", {"key": "k", "n": 2})

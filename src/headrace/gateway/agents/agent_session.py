@@ -194,7 +194,7 @@ class AgentSession:
         ids = [f"call_{first + index}" for index in range(request.n)]
         answered = Answered(number, created, self.model, len(place.tokens))
         if live is not None:
-            live.begin(answered, [growing_answer(reading, each, logprobs=request.logprobs) for each in ids])
+            live.begin(answered, [growing_answer(reading, logprobs=request.logprobs) for _ in ids])
         limit = settings.sampling.max_new_tokens
         limit = limit if request.max_tokens is None else min(limit, request.max_tokens)
         noise = _noise_of(place.tokens) + place.prompt.asked

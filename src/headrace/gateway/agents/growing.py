@@ -2,7 +2,7 @@
 
 What is certain is the beginning of each part of the message that the whole answer is read as (`Reading`), however its
 tokens come. Held back is what may still be part of a character, of a text that stops the answer, of a thought's mark or
-of a call, and white space that would be dropped before one.
+of a call, and white space that would be dropped before one; calls, and what is behind the first, come with the whole.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from headrace.experience.text.piecewise import Piecewise
 from headrace.experience.text.stops import first_place
 from headrace.gateway.agents.answered import Answered
 from headrace.gateway.agents.left_out import LeftOut
-from headrace.gateway.agents.reading import Reading, as_calls
+from headrace.gateway.agents.reading import Reading
 from headrace.gateway.agents.reasoning import ThoughtSplitter
 from headrace.gateway.agents.so_far import SoFar
-from headrace.gateway.agents.tool_calls import ParsedText
 from headrace.runtime.protocol import Clock
 from headrace.runtime.signal import Signal
 
@@ -27,10 +26,8 @@ from headrace.runtime.signal import Signal
 class GrowingAnswer:
     """One choice. Its tokens are read when somebody asks for what is certain, so that many small chunks cost little."""
 
-    def __init__(self, reading: Reading, ids: str, *, logprobs: bool) -> None:
-        """`ids`: the beginning of those of its calls."""
+    def __init__(self, reading: Reading, *, logprobs: bool) -> None:
         self._reading = reading
-        self._ids = ids
         self._logprobs = logprobs
         self._coming: list[TokenChunk] = []
         self._pieces = Piecewise(reading.text)
@@ -70,19 +67,15 @@ class GrowingAnswer:
 
     def _hear(self, said: str) -> None:
         thought, answer = ("", said) if self._splitter is None else self._splitter.push(said)
-        self._say(thought, ParsedText(answer) if self._watch is None else self._watch.push(answer))
+        self._say(thought, answer if self._watch is None else self._watch.push(answer))
 
-    def _say(self, thought: str, parsed: ParsedText) -> None:
+    def _say(self, thought: str, text: str) -> None:
         message = self._message
         if self._splitter is not None and self._splitter.has_thought:
             thought = self._plain_thought.push(thought)
             rest = "" if self._splitter.is_open else self._plain_thought.flush()
             message["reasoning_content"] = message.get("reasoning_content", "") + thought + rest
-        message["content"] += self._plain.push(parsed.text)
-        if parsed.calls:
-            message["content"] += self._plain.flush()
-            known = message.setdefault("tool_calls", [])
-            known += as_calls(parsed.calls, self._ids, len(known))
+        message["content"] += self._plain.push(text)
 
 
 @dataclass(eq=False, slots=True)

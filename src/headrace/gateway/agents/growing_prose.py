@@ -13,27 +13,27 @@ from collections.abc import Sequence
 from headrace.experience.text.stops import first_place
 from headrace.gateway.agents.growing import GrowingAnswer
 from headrace.gateway.agents.model_renderer import AnswerReader
+from headrace.gateway.agents.parsed_text import ParsedText
 from headrace.gateway.agents.reading import Reading
 from headrace.gateway.agents.reasoning import CLOSE, OPEN, ThoughtSplitter
-from headrace.gateway.agents.tool_calls import ParsedText
 
 _WORD = "a"
 _BRACKETS = "{[<"
 """Calls of some families are text that begins so."""
 
 
-def growing_answer(reading: Reading, ids: str, *, logprobs: bool) -> GrowingAnswer:
-    """One that is read as `reading` says. `ids`: the beginning of those of its calls."""
+def growing_answer(reading: Reading, *, logprobs: bool) -> GrowingAnswer:
+    """One that is read as `reading` says."""
     if reading.by_renderer is None:
-        return GrowingAnswer(reading, ids, logprobs=logprobs)
-    return GrowingProse(reading, reading.by_renderer, ids, logprobs=logprobs)
+        return GrowingAnswer(reading, logprobs=logprobs)
+    return GrowingProse(reading, reading.by_renderer, logprobs=logprobs)
 
 
 class GrowingProse(GrowingAnswer):
     """See `GrowingAnswer`."""
 
-    def __init__(self, reading: Reading, by_renderer: AnswerReader, ids: str, *, logprobs: bool) -> None:
-        super().__init__(reading, ids, logprobs=logprobs)
+    def __init__(self, reading: Reading, by_renderer: AnswerReader, *, logprobs: bool) -> None:
+        super().__init__(reading, logprobs=logprobs)
         self._prose = self._splitter = ThoughtSplitter(begun=reading.begun)
         self._marks = by_renderer.marks
         self._is_atomic = OPEN in self._marks.values()
@@ -80,7 +80,7 @@ class GrowingProse(GrowingAnswer):
         if not self._waits:
             super()._hear(said)
 
-    def _say(self, thought: str, parsed: ParsedText) -> None:
+    def _say(self, thought: str, text: str) -> None:
         state = (self._prose.has_thought, self._prose.is_open)
         if self._prose.is_known and state != self._state:
             self._state = state
@@ -91,9 +91,9 @@ class GrowingProse(GrowingAnswer):
         if self._thought.held and not self._prose.is_open:
             self._waits = True  # spaces at its end, which some leave out
         self._waits = self._waits or self._thought.is_over
-        text = "" if self._waits else self._text.push(parsed.text)
+        more = "" if self._waits else self._text.push(text)
         self._waits = self._waits or self._text.is_over
-        super()._say(said, ParsedText(text))
+        super()._say(said, more)
 
     def _is_agreed(self, has_thought: bool, is_open: bool) -> bool:
         """Whether the renderer takes words that come now for what they are here: it may know no thoughts, or by other

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from headrace.config import ConfigError, TrainConfig
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.messages import Message, Tool
+from headrace.gateway.agents.parsed_text import ParsedText, ToolCall
 from headrace.gateway.agents.plain_json import check_plain
-from headrace.gateway.agents.tool_calls import ParsedText, ToolCall
 
 TEMPLATE = "template"
 """The value of `gateway.renderer` for none: the chat template renders."""

@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engines.protocol import FinishReason
-from headrace.experience.text.messages import Message
+from headrace.experience.text.messages import Message, Tool
 from headrace.experience.text.tokens import TextCodec
 from headrace.gateway.agents.left_out import left_out
 from headrace.gateway.agents.model_renderer import AnswerReader
+from headrace.gateway.agents.parsed_text import ParsedText, ToolCall
 from headrace.gateway.agents.reasoning import split_reasoning
-from headrace.gateway.agents.tool_calls import ParsedText, Parser, ToolCall, parse_tool_calls
+from headrace.gateway.agents.tool_calls import Parser, parse_tool_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class Reading:
     reads_calls: bool = False
     parser: Parser | None = None
     """Of calls, where they are read."""
+    tools: Sequence[Tool] = ()
+    """That the request has."""
     marks: tuple[str, ...] = ()
     """Of special tokens: what `text` decodes for the stops, thoughts and calls, and is no part of what is said."""
     by_renderer: AnswerReader | None = None
@@ -72,12 +75,12 @@ class Reading:
         if read.thought is not None:
             message["reasoning_content"] = read.thought
         if read.calls:
-            message["tool_calls"] = as_calls(read.calls, ids)
+            message["tool_calls"] = _as_calls(read.calls, ids)
         return message
 
     def _read(self, text: str, parser: Parser | None) -> ParsedText:
         thought, answer = split_reasoning(text, begun=self.begun) if self.splits else (None, text)
-        parsed = parse_tool_calls(answer, parser)
+        parsed = parse_tool_calls(answer, parser, self.tools)
         thought = None if thought is None else left_out(thought, self.marks)
         return ParsedText(left_out(parsed.text, self.marks), parsed.calls, thought)
 
@@ -86,13 +89,13 @@ class Reading:
         return tuple(self.text.decode([token], keep_special_tokens=True) for token in tokens.tolist())
 
 
-def as_calls(calls: Sequence[ToolCall], ids: str, first: int = 0) -> list[dict[str, Any]]:
-    """As a message has them; `first`: the place of the first among those of its message."""
+def _as_calls(calls: Sequence[ToolCall], ids: str) -> list[dict[str, Any]]:
+    """As a message has them."""
     return [
         {
             "id": call.id or f"{ids}_{place}",
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }
-        for place, call in enumerate(calls, start=first)
+        for place, call in enumerate(calls)
     ]

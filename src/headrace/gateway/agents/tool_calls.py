@@ -2,85 +2,67 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
+from headrace.experience.text.messages import Tool
 from headrace.experience.text.stops import first_place
-from headrace.gateway.agents.plain_json import check_plain
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    name: str
-    arguments: dict[str, Any]
-    id: str | None = None
-    """If the policy wrote one."""
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedText:
-    """What the policy wrote: text, calls of tools, and a thought before them."""
-
-    text: str
-    calls: tuple[ToolCall, ...] = ()
-    thought: str | None = None
+from headrace.gateway.agents import qwen3_calls
+from headrace.gateway.agents.declared_types import tool_names
+from headrace.gateway.agents.parsed_text import ParsedText, ToolCall, read_json, read_json_at, said_around
 
 
 class Watch(Protocol):
-    """Of a text that comes in pieces: what its parser will have it be, whatever comes behind it."""
+    """Of a text that comes in pieces: what its parser will have said in it, whatever comes behind it."""
 
-    def push(self, piece: str) -> ParsedText:
-        """More of the text, and more calls: none of what may be a call, or the white space before one."""
+    def push(self, piece: str) -> str:
+        """More of that: nothing of what may be a call, or behind one, or the white space before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parser:
     """One way to write calls."""
 
-    read: Callable[[str], ParsedText]
-    """Raises ValueError, KeyError or TypeError for calls that are none."""
+    read: Callable[[str, Sequence[Tool]], ParsedText]
+    """Of a text, and the tools that there are. Raises ValueError, KeyError or TypeError for calls that are none."""
     watch: Callable[[], Watch]
     marks: tuple[str, ...]
     """Texts by which it tells calls from what is said; in some models special tokens."""
 
 
-def parse_tool_calls(text: str, parser: Parser | None) -> ParsedText:
+def parse_tool_calls(text: str, parser: Parser | None, tools: Sequence[Tool] = ()) -> ParsedText:
     """By `parser`, if there is one; where a call does not parse, all of it is text."""
     if parser is None:
         return ParsedText(text)
     try:
-        return parser.read(text)
+        return parser.read(text, tools)
     except (ValueError, KeyError, TypeError, RecursionError):
         return ParsedText(text)
 
 
-_HERMES = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
-_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_HERMES_MARKS = ("<tool_call>", "</tool_call>")
+_HERMES_HEAD, _HERMES_END = re.compile(r"<tool_call>\s*"), re.compile(r"\s*(?:</tool_call>|\Z)")
 _MISTRAL, _MISTRAL_ID, _MISTRAL_ARGUMENTS = _MISTRAL_MARKS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 _PYTHON_TAG = "<|python_tag|>"
-_HERMES_MARKS = ("<tool_call>", "</tool_call>")
-_QWEN3_MARKS, _QWEN3_END = ("<tool_call>", "<function="), "</function>"
-_QWEN3_ALL = (*_HERMES_MARKS, "<function=", _QWEN3_END, "<parameter=", "</parameter>")
 
 
-def _hermes(text: str) -> ParsedText:
+def _hermes(text: str, _: Sequence[Tool]) -> ParsedText:
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, of Hermes and Qwen."""
-    calls = tuple(_call_of(_json(found.group(1))) for found in _HERMES.finditer(text))
-    return ParsedText(text.partition("<tool_call>")[0].rstrip() if calls else text, calls)
+    calls, said, place = [], [], 0
+    while head := _HERMES_HEAD.search(text, place):
+        said.append(text[place : head.start()])
+        value, place = read_json_at(text, head.end())
+        calls.append(_call_of(value))
+        end = _HERMES_END.match(text, place)
+        if end is None:
+            raise ValueError("there is nothing behind a call's object")
+        place = end.end()
+    return ParsedText(said_around(*said, text[place:]) if calls else text, tuple(calls))
 
 
-def _qwen3_xml(text: str) -> ParsedText:
-    """`<function=NAME><parameter=KEY>VALUE</parameter></function>`, of Qwen3-Coder: what is JSON is taken as JSON."""
-    calls = tuple(map(_function, _FUNCTION.finditer(text)))
-    before = re.split("|".join(_QWEN3_MARKS), text, maxsplit=1)[0]
-    return ParsedText(before.rstrip() if calls else text, calls)
-
-
-def _mistral(text: str) -> ParsedText:
+def _mistral(text: str, _: Sequence[Tool]) -> ParsedText:
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or, of newer models, once for each call
     `[TOOL_CALLS]NAME[ARGS]{...}`, some with `[CALL_ID]ID` behind the name."""
     before, *after = text.split(_MISTRAL)
@@ -88,7 +70,7 @@ def _mistral(text: str) -> ParsedText:
         return ParsedText(text)
     if _MISTRAL_ARGUMENTS in after[0]:
         return ParsedText(before.rstrip(), tuple(map(_named_call, after)))
-    calls = _json(_MISTRAL.join(after).strip())
+    calls = read_json(_MISTRAL.join(after).strip())
     several = calls if isinstance(calls, list) else [calls]
     return ParsedText(before.rstrip(), tuple(map(_call_of, several)))
 
@@ -99,51 +81,41 @@ def _named_call(text: str) -> ToolCall:
     name, _, number = head.partition(_MISTRAL_ID)
     if not found:
         raise ValueError("a call has arguments")
-    return replace(_call_of({"name": name.strip(), "arguments": _json(arguments.strip())}), id=number.strip() or None)
+    call = _call_of({"name": name.strip(), "arguments": read_json(arguments.strip())})
+    return replace(call, id=number.strip() or None)
 
 
-def _llama3_json(text: str) -> ParsedText:
-    """The whole text is `{"name": ..., "parameters": {...}}`."""
+def _llama3_json(text: str, tools: Sequence[Tool]) -> ParsedText:
+    """The whole text is `{"name": ..., "parameters": {...}}`, or with `arguments`; or the name of a tool that there is,
+    and nothing else."""
     stripped = text.strip().removeprefix(_PYTHON_TAG).strip()
     if not stripped.startswith("{"):
         return ParsedText(text)
-    return ParsedText("", (_call_of(_json(stripped), "parameters"),))
+    value = read_json(stripped)
+    key = "parameters" if "parameters" in value else "arguments"
+    if key not in value and (set(value) != {"name"} or value["name"] not in tool_names(tools)):
+        raise ValueError("what has a name is no call by that alone")
+    return ParsedText("", (_call_of(value, key),))
 
 
 class _BeforeMarks:
-    """Text up to the first mark. Of what is behind it one call that does not parse makes text of all."""
+    """Text up to the first mark: what is behind it may be calls, with more text behind them, or text."""
 
     def __init__(self, *marks: str) -> None:
         self._marks = marks
         self._is_met = False
         self._held = ""
 
-    def push(self, piece: str) -> ParsedText:
+    def push(self, piece: str) -> str:
         """See `Watch.push`."""
-        self._held += piece
         if self._is_met:
-            return ParsedText("")
+            return ""
+        self._held += piece
         place = first_place(self._held, self._marks)
         self._is_met = self._held.startswith(self._marks, place)
         text = self._held[:place].rstrip()
         self._held = self._held[len(text) :]
-        return ParsedText(text)
-
-
-class _Functions(_BeforeMarks):
-    """Text up to the first mark, then each call that is whole: nothing behind it can make text of it."""
-
-    def __init__(self) -> None:
-        super().__init__(*_QWEN3_MARKS)
-
-    def push(self, piece: str) -> ParsedText:
-        """See `Watch.push`."""
-        text, calls = super().push(piece).text, []
-        if self._is_met and _QWEN3_END in self._held[-len(piece) - len(_QWEN3_END) :]:
-            while found := _FUNCTION.search(self._held):
-                calls.append(_function(found))
-                self._held = self._held[found.end() :]
-        return ParsedText(text, tuple(calls))
+        return text
 
 
 class _AtBeginning:
@@ -154,22 +126,22 @@ class _AtBeginning:
         self._is_text: bool | None = None
         """None: not known yet."""
 
-    def push(self, piece: str) -> ParsedText:
+    def push(self, piece: str) -> str:
         """See `Watch.push`."""
         if self._is_text is not None:
-            return ParsedText(piece if self._is_text else "")
+            return piece if self._is_text else ""
         self._held += piece
         head = self._held.lstrip()
         if not _PYTHON_TAG.startswith(head) and (head := head.removeprefix(_PYTHON_TAG).lstrip()):
             self._is_text = not head.startswith("{")
-        return ParsedText(self._held if self._is_text else "")
+        return self._held if self._is_text else ""
 
 
 PARSERS: Mapping[str, Parser] = {
-    "hermes": Parser(_hermes, lambda: _BeforeMarks("<tool_call>"), _HERMES_MARKS),
+    "hermes": Parser(_hermes, lambda: _BeforeMarks(_HERMES_MARKS[0]), _HERMES_MARKS),
     "llama3_json": Parser(_llama3_json, _AtBeginning, (_PYTHON_TAG,)),
     "mistral": Parser(_mistral, lambda: _BeforeMarks(_MISTRAL), _MISTRAL_MARKS),
-    "qwen3_xml": Parser(_qwen3_xml, _Functions, _QWEN3_ALL),
+    "qwen3_xml": Parser(qwen3_calls.read_qwen3, lambda: _BeforeMarks(*qwen3_calls.BEGIN), qwen3_calls.MARKS),
 }
 """By the names that `gateway.tool_parser` has."""
 
@@ -190,25 +162,3 @@ def _call_of(value: Any, key: str = "arguments") -> ToolCall:
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         raise ValueError("a call has a name, and an object of arguments")
     return ToolCall(name, arguments)
-
-
-def _function(found: re.Match[str]) -> ToolCall:
-    return ToolCall(found.group(1), {key: _value(value) for key, value in _PARAMETER.findall(found.group(2))})
-
-
-def _value(text: str) -> Any:
-    try:
-        return _json(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _json(text: str) -> Any:
-    """Raises ValueError, RecursionError."""
-    value = json.loads(text, parse_constant=_refuse)
-    check_plain(value)
-    return value
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")

@@ -113,6 +113,7 @@ class Turns:
             begun=begins_thought(end),
             reads_calls=reads_calls,
             parser=parser,
+            tools=shown.tools or (),
             marks=marks,
             by_renderer=by,
         )
