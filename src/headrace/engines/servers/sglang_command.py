@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from headrace.engines.servers.launch import ServerLaunch, server_environment
-from headrace.engines.servers.user_options import check_switches, flags, title, user_options
+from headrace.engines.servers.user_options import NotGiven, SetBy, check_switches, flags, title, user_options
 
 MODULE, CPU_MODULE = "sglang.launch_server", "headrace_sglang_cpu.server"
 CPU_PLUGIN = "headrace-sglang-cpu"
@@ -15,27 +15,27 @@ ROOM = 6
 _CHUNK = 512
 """Tokens of prompts that it computes at once on a CPU, which more would not make faster: whoever waits for a first
 token, as after a swap, waits for the sequences of one chunk."""
-_OURS = {
-    "model_path": "model.path",
-    "model": "model.path",
-    "host": "nothing: a launched server listens on loopback alone",
-    "port": "nothing: it is chosen",
-    "dtype": "engine.dtype",
-    "context_length": "engine.max_context",
-    "max_running_requests": "engine.max_concurrent_sequences",
-    "random_seed": "seed",
-    "skip_tokenizer_init": "nothing: ids go in and out, and no text",
-    "incremental_streaming_output": "nothing: each chunk has what is new",
-    "stream_interval": "nothing: tokens come as they are sampled",
-    "weight_version": "nothing: versions are Headrace's",
-    "load_format": "nothing: weights come as safetensors",
-    "api_key": "nothing: its worker is the only client",
-    "admin_api_key": "nothing: its worker is the only client",
-    "tokenizer_worker_num": "nothing: one process tells what came of all requests",
-    "device": "model.device",
-    "config": "nothing: options are in engine.args",
+_OURS: dict[str, SetBy | NotGiven] = {
+    "model_path": SetBy("model.path"),
+    "model": SetBy("model.path"),
+    "host": NotGiven("a launched server listens on loopback alone"),
+    "port": NotGiven("it is chosen"),
+    "dtype": SetBy("engine.dtype"),
+    "context_length": SetBy("engine.max_context"),
+    "max_running_requests": SetBy("engine.max_concurrent_sequences"),
+    "random_seed": SetBy("seed"),
+    "skip_tokenizer_init": NotGiven("ids go in and out, and no text"),
+    "incremental_streaming_output": NotGiven("each chunk has what is new"),
+    "stream_interval": NotGiven("tokens come as they are sampled"),
+    "weight_version": NotGiven("versions are Headrace's"),
+    "load_format": NotGiven("weights come as safetensors"),
+    "api_key": NotGiven("its worker is the only client"),
+    "admin_api_key": NotGiven("its worker is the only client"),
+    "tokenizer_worker_num": NotGiven("one process tells what came of all requests"),
+    "device": SetBy("model.device"),
+    "config": NotGiven("options are in engine.args"),
 }
-"""Options that are not to be given, and what sets them."""
+"""Options that are not the user's to give."""
 _UNKNOWN = re.compile(r"error: (unrecognized arguments: .*|argument .*|ambiguous option: .*)")
 _ABSENT = f"No module named '{CPU_MODULE.split('.')[0]}'"
 

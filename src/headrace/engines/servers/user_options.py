@@ -4,30 +4,45 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.config.errors import ConfigError
 from headrace.engines.servers.launch import ServerLaunch
 
 
-def user_options(launch: ServerLaunch, ours: Mapping[str, str]) -> dict[str, object]:
-    """By the server's names. `ours`: those that are not to be given, and what sets them. Raises ConfigError."""
+@dataclass(frozen=True, slots=True)
+class SetBy:
+    """An option that a key of the config sets."""
+
+    key: str
+
+    def __str__(self) -> str:
+        return f"is set by {self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class NotGiven:
+    """An option that nobody may give."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return f"is not to be given: {self.why}"
+
+
+def user_options(launch: ServerLaunch, ours: Mapping[str, SetBy | NotGiven]) -> dict[str, object]:
+    """By the server's names. `ours`: those that are not the user's to give. Raises ConfigError."""
     given = {name.replace("-", "_"): value for name, value in launch.args.items()}
     for name, value in given.items():
         if value is None:
             raise ConfigError(f"engine.args.{name} is null, which is no value of an option; give one, or leave it out")
         if name in ours:
-            raise ConfigError(f"engine.args.{name} {_whose(ours[name])}; leave it out")
+            raise ConfigError(f"engine.args.{name} {ours[name]}; leave it out")
         for full in ours:
             if full.startswith(name):  # which the server would take for it
-                raise ConfigError(f"engine.args.{name} is short for {full}, which {_whose(ours[full])}; leave it out")
+                raise ConfigError(f"engine.args.{name} is short for {full}, which {ours[full]}; leave it out")
     return given
-
-
-def _whose(key: str) -> str:
-    """`key`: of the config, or `nothing: ` and why."""
-    head, _, why = key.partition("nothing: ")
-    return f"is not to be given: {why}" if why and not head else f"is set by {key}"
 
 
 def check_switches(given: Mapping[str, object], own: Mapping[str, object], server: str) -> None:

@@ -7,31 +7,31 @@ import re
 from collections.abc import Mapping
 
 from headrace.engines.servers.launch import ServerLaunch, server_environment
-from headrace.engines.servers.user_options import flags, title, user_options
+from headrace.engines.servers.user_options import NotGiven, SetBy, flags, title, user_options
 
 TIES = 16
 """Ids beyond top_k that are asked for: those that are as likely as the last of them are kept, too, which in bfloat16 is
 the case with every tenth token."""
 MODULE = "vllm.entrypoints.openai.api_server"
-_OURS = {
-    "model": "model.path",
-    "host": "nothing: a launched server listens on loopback alone",
-    "port": "nothing: it is chosen",
-    "dtype": "engine.dtype",
-    "max_model_len": "engine.max_context",
-    "max_num_seqs": "engine.max_concurrent_sequences",
-    "logprobs_mode": "nothing: log-probs are of the distribution that is sampled from",
-    "weight_transfer_config": "nothing: weights come by the plugin",
-    "worker_extension_cls": "nothing: it is the plugin's",
-    "stream_interval": "nothing: tokens come as they are sampled",
-    "disable_log_stats": "nothing: tokens that were sampled are counted by its metrics",
-    "enable_scale_out": "nothing: tokens go in and out by that route",
-    "api_key": "nothing: its worker is the only client",
-    "seed": "seed",
-    "config": "nothing: options are in engine.args",
-    "uds": "nothing: a launched server listens on loopback alone",
+_OURS: dict[str, SetBy | NotGiven] = {
+    "model": SetBy("model.path"),
+    "host": NotGiven("a launched server listens on loopback alone"),
+    "port": NotGiven("it is chosen"),
+    "dtype": SetBy("engine.dtype"),
+    "max_model_len": SetBy("engine.max_context"),
+    "max_num_seqs": SetBy("engine.max_concurrent_sequences"),
+    "logprobs_mode": NotGiven("log-probs are of the distribution that is sampled from"),
+    "weight_transfer_config": NotGiven("weights come by the plugin"),
+    "worker_extension_cls": NotGiven("it is the plugin's"),
+    "stream_interval": NotGiven("tokens come as they are sampled"),
+    "disable_log_stats": NotGiven("tokens that were sampled are counted by its metrics"),
+    "enable_scale_out": NotGiven("tokens go in and out by that route"),
+    "api_key": NotGiven("its worker is the only client"),
+    "seed": SetBy("seed"),
+    "config": NotGiven("options are in engine.args"),
+    "uds": NotGiven("a launched server listens on loopback alone"),
 }
-"""Options that are not to be given, and what sets them."""
+"""Options that are not the user's to give."""
 _UNKNOWN = re.compile(r"error: (unrecognized arguments: .*|argument .*|ambiguous option: .*)")
 _REFUSED = re.compile(r"^\W*(?:\(APIServer pid=\d+\) )?\s*(Value error, .*?|Assertion failed, .*?)(?: \[type=.*)?$")
 """What its config's own checks say, as pydantic tells it."""
