@@ -148,3 +148,17 @@ def test_a_program_plays(tmp_path: Path) -> None:
     samples = train(tmp_path, agent, "trainer.batches=3")
     assert not events(tmp_path)["failed_sample"]
     assert len({sample.reward for sample in samples}) > 1
+
+
+def test_check_says_that_there_are_no_chats_without_a_template(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job(tmp_path / "job", data__eval=None, rollout__agent=f"{tmp_path}/agent.py:two_turns")
+    (tmp_path / "agent.py").write_text(SOURCE)
+    assert main(["check", str(job)]) == 0
+    said = capsys.readouterr()
+    assert "the tokenizer has no chat template, so that rollout.agent can only ask for completions" in said.err
+    assert "\nchats     none: without a chat template rollout.agent can only ask for completions\n" in said.out
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    assert main(["check", str(job), f"data.template.file={tmp_path}/chat.jinja"]) == 0
+    assert "\nchats     by the chat template; a turn that goes on adds" in capsys.readouterr().out

@@ -179,6 +179,8 @@ def _chats(plan: Plan) -> list[str]:
     if plan.config.rollout.agent is None or not plan.needs_engine:
         return []
     wanted = plan.config.gateway.renderer
+    if wanted == "template" and not plan.template.exists:
+        return ["chats     none: without a chat template rollout.agent can only ask for completions"]
     if wanted == "template":
         return ["chats     by the chat template; a turn that goes on adds what it puts behind the answer"]
     from headrace.gateway.agents.model_renderer import package
