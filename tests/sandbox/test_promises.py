@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +16,7 @@ from headrace.rewards.tools import find_walls, run_within
 from headrace.runtime.inline import SystemClock
 from headrace.runtime.protocol import Clock
 from headrace.sandbox.commands import module_command
-from headrace.sandbox.walls import Walls
+from headrace.sandbox.walls import Walls, python_files
 
 
 def test_what_holds_here_is_found_by_trying() -> None:
@@ -23,6 +25,19 @@ def test_what_holds_here_is_found_by_trying() -> None:
     assert promises.tool == walls.tool
     if sys.platform == "linux":
         assert promises.watches
+
+
+def test_python_by_a_link_to_its_environment_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tool() -> str:
+        return asyncio.run(find_walls(SandboxConfig(), SystemClock(), own_function=False)).tool
+
+    usual = tool()
+    (tmp_path / "one").symlink_to(sys.prefix)
+    (tmp_path / "two").symlink_to("one")
+    monkeypatch.setattr(sys, "executable", f"{tmp_path}/two/{os.path.relpath(sys.executable, sys.prefix)}")
+    monkeypatch.setattr(sys, "prefix", f"{tmp_path}/two")
+    assert {f"{tmp_path}/one", f"{tmp_path}/two"} < set(python_files())
+    assert tool() == usual
 
 
 def test_without_the_filter_it_is_not_promised() -> None:

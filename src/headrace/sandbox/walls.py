@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,16 @@ _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/etc/ld.so.cache", "/etc
 def python_files() -> tuple[str, ...]:
     """What has to be seen to run Python with its libraries: neither data sets, nor home folders, nor the run."""
     own = {sys.prefix, sys.base_prefix, os.path.join(PACKAGES, "headrace")}
-    return (*_SYSTEM, *sorted(path for path in own if not path.startswith("/usr/")))
+    seen = {each for path in own for each in _along_links(path)}  # a link is shown as one
+    return (*_SYSTEM, *sorted(path for path in seen if not path.startswith("/usr/")))
+
+
+def _along_links(path: str) -> Iterator[str]:
+    """The path, and where it leads, if it is a link."""
+    yield path
+    while os.path.islink(path):
+        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+        yield path
 
 
 @dataclass(frozen=True, slots=True)
