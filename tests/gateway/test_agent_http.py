@@ -39,6 +39,7 @@ def test_equal_bodies_are_two_samples_and_a_retry_is_none() -> None:
         answers = [await post(session, CHAT) for _ in range(2)]
         answers.append(await post(session, CHAT, x_stainless_retry_count="1"))
         answers.append(await post(session, {**CHAT, "n": 1}, x_stainless_retry_count="2"))
+        assert (await post(session, {**CHAT, "n": 65}, x_stainless_retry_count="1" * 5000))[0] == 400
         assert len(session.trajectories()) == 3
         return [said(answer) for answer in answers]
 

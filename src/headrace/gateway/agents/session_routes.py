@@ -31,6 +31,8 @@ _WHOLE = {"Content-Type": "application/json; charset=utf-8"}
 _STREAMED = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 _RETRIES = "x-stainless-retry-count"
 """How often the official clients have sent a request before."""
+_LONGEST_COUNT = 10
+"""Digits."""
 
 SessionOf = Callable[[str | None, str | None], AgentSession]
 """By the key, and the episode that the path names, if it names one. Raises ApiError."""
@@ -199,7 +201,7 @@ async def _whole(task: asyncio.Task[Answered]) -> Answered:
 
 def _says_retry(request: web.Request) -> bool:
     count = request.headers.get(_RETRIES, "0")
-    return count.isdecimal() and int(count) > 0
+    return count.isdecimal() and len(count) < _LONGEST_COUNT and int(count) > 0
 
 
 def _model(session: AgentSession) -> dict[str, Any]:
