@@ -162,11 +162,15 @@ def response_of(told: list[dict[str, Any]]) -> dict[str, Any]:
         elif kind == "content_part.added":
             items[-1]["content"].append(event["part"])
         elif kind in ("output_text.delta", "reasoning_text.delta"):
-            items[-1]["content"][event["content_index"]]["text"] += event["delta"]
+            part = items[-1]["content"][event["content_index"]]
+            part["text"] += event["delta"]
+            if kind == "output_text.delta":
+                part["logprobs"] += event["logprobs"]
         elif kind == "function_call_arguments.delta":
             items[-1]["arguments"] += event["delta"]
         elif kind in ("output_text.done", "reasoning_text.done"):
-            assert items[-1]["content"][0]["text"] == event["text"]
+            told_before = items[-1]["content"][0]
+            assert all(told_before[name] == event[name] for name in ("text", "logprobs") if name in event)
         elif kind == "output_item.done":
             assert {**items[-1], "status": "completed"} == {**event["item"], "status": "completed"}
             items[-1] = event["item"]
@@ -226,6 +230,8 @@ def test_a_stream_put_together_is_the_whole_answer(
         body |= {"logprobs": logprobs if route == "/v1/chat/completions" else 0 if logprobs else None}
     elif route == "/v1/messages":
         body |= {"stop_sequences": stops}
+    elif logprobs:
+        body |= {"include": ["message.output_text.logprobs"]}
 
     async def play() -> None:
         session = session_of(Parted(*parts), template, tool_parser, codecs)

@@ -129,6 +129,15 @@ def test_responses_come_as_they_are_sampled() -> None:
                         heard(engine)
                 told = await stream.get_final_response()
             whole = await client.responses.create(**asked)
+            wants: Any = {**asked, "include": ["message.output_text.logprobs"]}
+            engine.let(10)
+            async with client.responses.stream(**wants) as stream:
+                with_tokens = [each.logprobs async for each in stream if each.type == "response.output_text.delta"]
+                (part,) = (await stream.get_final_response()).output[1].content
+            (same,) = (await client.responses.create(**wants)).output[1].content
+        assert [each.token for each in same.logprobs] == [*"".join(PIECES), "<eos>"]
+        assert [each.to_dict() for each in part.logprobs] == [each.to_dict() for each in same.logprobs]
+        assert sum(map(len, with_tokens)) == len(same.logprobs)
         item, done = ["output_item.added", "content_part.added"], ["content_part.done", "output_item.done"]
         call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done"]
         assert kinds == [

@@ -113,14 +113,15 @@ def openai_calls(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def chat_logprobs(texts: Sequence[str], values: Sequence[float]) -> dict[str, Any] | None:
     """Of some tokens; None of none."""
-    if not texts:
-        return None
-    return {
-        "content": [
-            {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
-            for text, value in zip(texts, values, strict=True)
-        ]
-    }
+    return {"content": token_logprobs(texts, values)} if texts else None
+
+
+def token_logprobs(texts: Sequence[str], values: Sequence[float]) -> list[dict[str, Any]]:
+    """An entry for each token."""
+    return [
+        {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+        for text, value in zip(texts, values, strict=True)
+    ]
 
 
 def text_logprobs(texts: Sequence[str], values: Sequence[float], offset: int = 0) -> dict[str, Any] | None:

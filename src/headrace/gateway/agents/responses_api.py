@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from headrace.gateway.agents.agent_requests import (
     checked_choice,
     checked_model,
 )
-from headrace.gateway.agents.answered import Answered
+from headrace.gateway.agents.answered import Answered, token_logprobs
 from headrace.gateway.errors import ApiError
 from headrace.gateway.fields import Fields
 
@@ -38,6 +38,8 @@ _IGNORED = (
     "truncation",
     "user",
 )
+_LOGPROBS = "message.output_text.logprobs"
+"""What `include` names to have them."""
 _TEXTS = ("input_text", "output_text", "text")
 
 
@@ -57,7 +59,7 @@ def parse_response(body: Any, model: str, conversation_of: Callable[[str], list[
     messages += [] if previous is None else conversation_of(str(previous))
     messages += _messages_of(fields.get("input"))
     tools, more = as_checked_tools(_tools(fields.get("tools")))
-    text = fields.get("text")
+    text, include = fields.get("text"), fields.get("include")
     form = text.get("format") if isinstance(text, Mapping) else None
     if form is not None and (not isinstance(form, Mapping) or form.get("type") != "text"):
         raise ApiError("text.format would sample from another distribution than the one that is trained", param="text")
@@ -67,7 +69,7 @@ def parse_response(body: Any, model: str, conversation_of: Callable[[str], list[
         stop=(),
         stream=fields.flag("stream"),
         include_usage=True,
-        logprobs=False,
+        logprobs=isinstance(include, list) and _LOGPROBS in include,
         sampling=fields.among(_SAMPLING) | more,
         messages=as_checked_messages(messages),
         tools=tools,
@@ -126,10 +128,12 @@ def response_head(asked: AgentRequest, answered: Answered, status: str) -> dict[
 
 
 def _items(answered: Answered) -> list[dict[str, Any]]:
-    number, message = answered.number, answered.choices[0].message
+    number, choice = answered.number, answered.choices[0]
+    message = choice.message
     items = [thought_item(number, message["reasoning_content"])] if message.get("reasoning_content") else []
     if message["content"] or "tool_calls" not in message:
-        items.append(message_item(number, message["content"]))
+        logprobs = token_logprobs(choice.token_texts, choice.logprobs)
+        items.append(message_item(number, message["content"], logprobs))
     return items + [call_item(number, place, call) for place, call in enumerate(message.get("tool_calls", ()))]
 
 
@@ -139,9 +143,9 @@ def thought_item(number: int, text: str) -> dict[str, Any]:
     return {"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": thought}
 
 
-def message_item(number: int, text: str) -> dict[str, Any]:
-    """What the answer of that number says."""
-    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def message_item(number: int, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """What the answer of that number says. `logprobs`: of all its tokens, as in a chat, where they were asked for."""
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
     said = {"role": "assistant", "status": "completed", "content": [part]}
     return {"type": "message", "id": f"msg_{number}", **said}
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 from headrace.gateway.agents.agent_requests import AgentRequest
-from headrace.gateway.agents.answered import Answered
+from headrace.gateway.agents.answered import Answered, token_logprobs
 from headrace.gateway.agents.event_stream import Event, named
 from headrace.gateway.agents.responses_api import (
     call_item,
@@ -17,11 +18,8 @@ from headrace.gateway.agents.responses_api import (
 )
 from headrace.gateway.agents.so_far import Delta
 
-_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "message": ("response.output_text", {"logprobs": []}),
-    "reasoning": ("response.reasoning_text", {}),
-}
-"""By the type of an item of text: how its events are called, and what they have beside the text."""
+_KINDS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
+"""By the type of an item of text: how its events are called."""
 
 
 class ResponseStream:
@@ -37,18 +35,27 @@ class ResponseStream:
         """The item of text that goes on, with its text so far."""
         self._has_said = False
         """Whether there is an item that says or calls something."""
+        self._tokens: list[dict[str, Any]] = []
+        """That no event had, where log-probs were asked for: those of thoughts and calls too."""
+        self._calls: list[dict[str, Any]] = []
+        """Where they were, calls wait for the end of the text, which has all tokens."""
 
     def news(self, deltas: Sequence[Delta]) -> list[Event]:
         """See `EventStream.news`."""
         number = self._answered.number
         events = [] if self._told else self._begin()
         for delta in deltas:
+            self._tokens += token_logprobs(delta.token_texts, delta.logprobs)
             if delta.thought:
                 events += self._goes_on(thought_item(number, ""), delta.thought)
             if delta.text:
                 events += self._goes_on(message_item(number, ""), delta.text)
             for place, call in enumerate(delta.calls, start=delta.first_call):
-                events += self._call(call_item(number, place, call))
+                self._has_said = True
+                if self._asked.logprobs:
+                    self._calls.append(call_item(number, place, call))
+                else:
+                    events += self._call(call_item(number, place, call))
             if delta.finish_reason is not None and not self._has_said:
                 events += self._goes_on(message_item(number, ""), "")
         return self._numbered(events)
@@ -56,7 +63,12 @@ class ResponseStream:
     def end(self) -> list[Event]:
         """See `EventStream.end`."""
         whole = whole_response(self._asked, self._answered)
-        return self._numbered([*self._done(), {"type": f"response.{whole['status']}", "response": whole}])
+        is_said = self._open is not None and self._open["type"] == "message"
+        events = self._goes_on(message_item(self._answered.number, ""), "") if self._tokens and is_said else []
+        events += self._done()
+        for call in self._calls:
+            events += self._call(call)
+        return self._numbered([*events, {"type": f"response.{whole['status']}", "response": whole}])
 
     def _numbered(self, events: Sequence[dict[str, Any]]) -> list[Event]:
         first, self._told = self._told, self._told + len(events)
@@ -76,17 +88,20 @@ class ResponseStream:
             self._has_said = self._has_said or kind == "message"
             begun = {**empty, "status": "in_progress", "content": []}
             events.append({"type": "response.output_item.added", "output_index": self._items, "item": begun})
-            events.append({"type": "response.content_part.added", **self._at(), "part": {**empty["content"][0]}})
-        self._open["content"][0]["text"] += text
-        name, more = _KINDS[kind]
-        return [*events, {"type": f"{name}.delta", **self._at(), "delta": text, **more}]
+            events.append({"type": "response.content_part.added", **self._at(), "part": deepcopy(empty["content"][0])})
+        part, more = self._open["content"][0], {}
+        part["text"] += text
+        if kind == "message":
+            more["logprobs"], self._tokens = self._tokens, []
+            part["logprobs"] += more["logprobs"]
+        return [*events, {"type": f"{_KINDS[kind]}.delta", **self._at(), "delta": text, **more}]
 
     def _done(self) -> list[dict[str, Any]]:
         item = self._open
         if item is None:
             return []
         part = item["content"][0]
-        name, more = _KINDS[item["type"]]
+        name, more = _KINDS[item["type"]], {key: part[key] for key in ("logprobs",) if key in part}
         events = [
             {"type": f"{name}.done", **self._at(), "text": part["text"], **more},
             {"type": "response.content_part.done", **self._at(), "part": part},
@@ -102,7 +117,6 @@ class ResponseStream:
 
     def _call(self, item: dict[str, Any]) -> list[dict[str, Any]]:
         """An item of its own, whole."""
-        self._has_said = True
         events = self._done()
         at = {"item_id": item["id"], "output_index": self._items}
         begun = {**item, "status": "in_progress", "arguments": ""}
