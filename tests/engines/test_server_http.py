@@ -11,6 +11,16 @@ from headrace.engines.servers.http import ServerGone, ServerHttp, ServerRefused
 from headrace.runtime.inline import InlineRuntime
 
 
+def test_a_page_of_html_is_told_on_one_line() -> None:
+    page = "<!DOCTYPE HTML>\n<html>\n  <head>\n\t<title>Not found</title>" + "\n  <p>No such file.</p>" * 100
+    said = str(ServerRefused("its version", "GET /version", 404, page))
+    head = "its version: the server answered 404 to GET /version: "
+    assert said.startswith(f"{head}<!DOCTYPE HTML> <html> <head> <title>Not found</title> <p>No such file.</p>")
+    assert said.endswith("...")
+    assert len(said) == len(head) + 200
+    assert str(ServerRefused("x", "GET /", 500, " no\nroom ")) == "x: the server answered 500 to GET /: no room"
+
+
 @pytest.mark.parametrize(
     ("status", "error"), [(400, ServerRefused), (404, ServerRefused), (500, ServerGone), (503, ServerGone)]
 )

@@ -14,8 +14,8 @@ from headrace.runtime.protocol import Clock, WaitTimeout
 
 _CONNECT_S = 10.0
 _DENIED = (401, 403)
-_MOST_WORDS = 400
-"""Of what a server says of an error."""
+_MOST_WORDS = 200
+"""Characters of what a server says of an error."""
 
 
 class ServerGone(EngineError):
@@ -27,7 +27,7 @@ class ServerRefused(EngineError):
 
     def __init__(self, what: str, route: str, status: int, text: str) -> None:
         """`route`: method and path, as `POST /pause`."""
-        super().__init__(f"{what}: the server answered {status} to {route}: {text[:_MOST_WORDS]}")
+        super().__init__(f"{what}: the server answered {status} to {route}: {_brief(text)}")
         self.status = status
         self.text = text
 
@@ -154,6 +154,12 @@ def _event(data: bytes, what: str) -> dict[str, Any]:
     if not isinstance(event, dict):
         raise ServerGone(f"{what}: the server sent {data[:80]!r}, which is no event")
     return event
+
+
+def _brief(text: str) -> str:
+    """On one line: it may be a page of HTML."""
+    words = " ".join(text.split())
+    return words if len(words) <= _MOST_WORDS else words[: _MOST_WORDS - 3] + "..."
 
 
 def _words(error: Exception) -> str:
