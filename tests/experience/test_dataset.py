@@ -59,6 +59,7 @@ def test_byte_order_mark_and_non_ascii_text_are_read(file: Path) -> None:
         ([{"prompt": "a"}, "{'prompt': 'b'}"], {}, "line 2 is not JSON"),
         ([b'{"prompt": "\xff"}'], {}, "line 1 is not JSON"),
         (['{"prompt": "a", "answer": NaN}'], {}, "NaN is no JSON value"),
+        (['{"prompt": "a", "answer": [-1e999]}'], {}, "line 1 is not JSON (-1e999 is larger than any number)"),
         (['{"prompt": "\\ud800"}'], {}, "line 1 is not JSON"),
         (["[" * 100_000], {}, "line 1 is not JSON"),
         ([{"prompt": "a"}, "[1]"], {}, "line 2 is a JSON list"),

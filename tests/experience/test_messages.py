@@ -51,6 +51,7 @@ def test_tool_calls_have_their_arguments_as_an_object(arguments: Any, flat: bool
         ({"role": "assistant", "tool_calls": [{"id": "x"}]}, "has the tool call {'id': 'x'}; give"),
         ({"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{x"}]}, "which is not JSON"),
         ({"role": "assistant", "tool_calls": [{"name": "f", "arguments": '{"x": NaN}'}]}, "which is not JSON"),
+        ({"role": "assistant", "tool_calls": [{"name": "f", "arguments": '{"x": 1e999}'}]}, "larger than any number"),
         ({"role": "assistant", "tool_calls": [{"name": "f", "arguments": "[1]"}]}, "are [1]; give an object"),
     ],
 )

@@ -164,6 +164,24 @@ def test_an_end_may_say_the_reward_or_what_failed() -> None:
     assert "the agent says: the browser crashed" in str(bad.failure)
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), {1, 2}])
+def test_a_row_without_a_form_in_json_fails_its_own_episode(value: Any) -> None:
+    async def test(agents: Agents) -> tuple[Sample, Sample]:
+        bad = Prompt("1", "hi", {"prompt": "hi", "answer": "one", "score": [value]})
+        failing = asyncio.ensure_future(agents.runner.run_group(GroupKey(0, 1, 0), bad, INITIAL, 1))
+        await asyncio.sleep(0)
+        group = agents.group()
+        task = await agents.take()
+        assert task["group"] == "0/0#0"
+        await agents.ask(task)
+        await agents.say(task, "end", {"reward": 1})
+        return await only(failing), await only(group)
+
+    failed, good = outside(test)
+    assert (failed.status, good.reward) == (SampleStatus.FAILED, 1)
+    assert "told of a row as JSON, and this one has no form in it" in str(failed.failure)
+
+
 def test_two_who_ask_at_once_get_two_episodes() -> None:
     async def test(agents: Agents) -> None:
         group = agents.group()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
 from aiohttp import web
 
+from headrace.experience.text.strict_json import finite, refuse_constant
 from headrace.gateway.errors import ApiError, as_api_error
 from headrace.gateway.sampling import Deadline
 from headrace.runtime.protocol import WaitTimeout
@@ -22,7 +22,7 @@ async def read_json(request: web.Request, deadline: Deadline) -> Any:
         raise ApiError("the body must be JSON: send Content-Type: application/json", status=415)
     body = await deadline.wait(request.read(), "the request's body")
     try:
-        return json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
+        return json.loads(body, parse_constant=refuse_constant, parse_float=finite)
     except (ValueError, RecursionError) as error:
         raise ApiError(f"the body is not JSON: {error}") from error
 
@@ -84,14 +84,3 @@ def _line(data: str) -> bytes:
 def dumps(value: dict[str, Any]) -> str:
     """Strict JSON, as short as it gets."""
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text[:20]} is larger than any number")
-    return number
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON value")

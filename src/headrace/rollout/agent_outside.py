@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from headrace.config.agent import OutsideAgent
@@ -40,8 +42,10 @@ class OutsidePlayer:
 
     async def play(self, episode: AgentEpisode, session: Session, clock: Clock) -> float | None:
         """The last reward that the agent told. Raises TaskFailed if it says that it failed; of an evaluation,
-        WaitTimeout if no agent is at work at all: nothing else would end that."""
+        WaitTimeout if no agent is at work at all: nothing else would end that; and ValueError for what no agent can be
+        told."""
         told, board = self._told(episode), self._board
+        _require_json(told)
         task = OutsideTask(episode.api_key, episode.base_url, told, session.standing, evaluation=episode.evaluation)
         board.offer(task)
         try:
@@ -63,3 +67,13 @@ class OutsidePlayer:
             "model": episode.model,
             "deadline_s": self.episode_timeout_s,
         }
+
+
+def _require_json(told: Mapping[str, Any]) -> None:
+    """Raises ValueError: nobody could ever take the task."""
+    try:
+        json.dumps(told, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"agents outside are told of a row as JSON, and this one has no form in it ({error}); correct the row"
+        ) from error

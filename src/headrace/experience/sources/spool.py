@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from headrace.config import ConfigError
 from headrace.experience.sources.rows import Row, name_row
+from headrace.experience.text.strict_json import finite, refuse_constant
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -104,7 +105,9 @@ class JsonRows:
 def parse_row(text: bytes, where: str) -> Row:
     """Raises ConfigError naming `where`."""
     try:
-        row = json.loads(text.decode(), parse_constant=refuse_constant, object_pairs_hook=whole_object)
+        row = json.loads(
+            text.decode(), object_pairs_hook=whole_object, parse_constant=refuse_constant, parse_float=finite
+        )
         if b"\\u" in text:  # only an escape can smuggle in half a surrogate pair, which no tokenizer takes
             json.dumps(row, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -122,10 +125,6 @@ def whole_object(pairs: list[tuple[str, Any]]) -> Row:
         names = [name for name, _ in pairs]
         raise ValueError(f"it has {next(name for name in row if names.count(name) > 1)!r} twice")
     return row
-
-
-def refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON value")
 
 
 def json_type(value: Any) -> str:

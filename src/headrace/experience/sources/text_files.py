@@ -17,10 +17,10 @@ from headrace.experience.sources.spool import (
     JsonRows,
     json_type,
     parse_row,
-    refuse_constant,
     temporary_file,
     whole_object,
 )
+from headrace.experience.text.strict_json import finite, refuse_constant
 
 _CHUNK = 1 << 20
 _LONGEST_ROW = 1 << 26
@@ -139,7 +139,7 @@ def _first_character(file: Path, stream: IO[bytes]) -> bytes:
 
 def _elements(file: Path, stream: IO[bytes]) -> Iterator[tuple[str, Row]]:
     """The objects of a list, each with its text."""
-    decoder = json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=whole_object)
+    decoder = json.JSONDecoder(object_pairs_hook=whole_object, parse_constant=refuse_constant, parse_float=finite)
     text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
     number, buffer, place = 0, "", 0
     ended = False

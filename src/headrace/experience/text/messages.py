@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
+
+from headrace.experience.text.strict_json import finite, refuse_constant
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
@@ -113,13 +115,9 @@ def _tool_call(value: Any, where: str) -> dict[str, Any]:
 
 def _parsed(text: str, what: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=refuse_constant, parse_float=finite)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} are {_brief(text)}, which is not JSON ({error}); correct it") from error
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")
 
 
 def _brief(value: Any) -> str:
