@@ -230,6 +230,49 @@ def test_what_becomes_of_thoughts(thinking: Any, histories: int, dropped: int) -
     assert "<think>a</think>" in session._policy.decode(engine.requests[1].prompt, keep_special_tokens=True)
 
 
+@pytest.mark.parametrize(
+    ("sent", "thought"),
+    [
+        ({"reasoning_content": "aaa"}, "aaa"),
+        ({"reasoning": "bbb"}, "bbb"),
+        ({"thinking": "aaa"}, "aaa"),
+        ({"thinking_blocks": [{"type": "thinking", "thinking": "bb"}, {"type": "thinking", "thinking": "b"}]}, "bbb"),
+        ({"reasoning_content": "", "reasoning": {"of": "another form"}}, "ccc"),
+        ({"reasoning_content": "of somebody else"}, "ccc"),
+        ({}, "ccc"),
+    ],
+)
+@pytest.mark.parametrize("more", [0, 1])
+def test_of_answers_that_read_alike_that_with_the_thought_that_is_sent_back_goes_on(
+    sent: dict[str, Any], thought: str, more: int
+) -> None:
+    """`more`: turns after that, which read alike in all branches, and have no thought."""
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = "{% set ns_last = -1 %}" + THOUGHTFUL
+    go = {"role": "user", "content": "go"}
+    three = [says(f"<think>{letter * 3}</think>yes") for letter in "abc"]
+    engine = ScriptedEngine(*three, *[says("on")] * 3, says("end"))
+
+    async def play() -> str:
+        session = AgentSession(policy(engine, text=TextCodec(tokenizer), max_context=500), GatewayConfig(), "", "key")
+
+        async def ask(messages: list[Any], **how: Any) -> list[Any]:
+            answered = await session.chat(parse_agent_chat({"messages": messages, **how}, "policy"), 0)
+            answered.delivered()
+            return [choice["message"] for choice in whole_chat(answered)["choices"]]
+
+        first = [{"role": "user", "content": "hi"}]
+        choices = await ask(first, n=3)
+        plain = {"role": "assistant", "content": "yes"}
+        after = []
+        for choice in choices if more else ():
+            after = [*(await ask([*first, choice, go])), go]
+        await ask([*first, {**plain, **sent}, go, *after])
+        return session._policy.decode(engine.requests[-1].prompt, keep_special_tokens=True)
+
+    assert f"<think>{thought}</think>yes" in asyncio.run(play())
+
+
 def test_a_thought_is_dropped_once() -> None:
     """Six questions: each drops the thought before it, and goes on from nothing."""
     tokenizer = char_tokenizer()

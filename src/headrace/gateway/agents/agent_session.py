@@ -256,7 +256,7 @@ class AgentSession:
         for place in range(len(asked) - 1, -1, -1):
             if asked[place]["role"] != "assistant":
                 continue
-            node = self._known.find(known[place + 1], asked[place])
+            node = self._known.find(known[place + 1], asked[: place + 1])
             if node is None or node.messages is None:
                 continue
             messages = [*node.messages, *asked[place + 1 :]]

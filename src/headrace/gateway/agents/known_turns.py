@@ -11,7 +11,7 @@ from headrace.experience.text.messages import Message, Tool
 from headrace.gateway.agents.token_tree import Node
 
 _REASONING = ("reasoning_content", "reasoning", "thinking", "thinking_blocks")
-"""Keys of no meaning in what others say."""
+"""Names of a thought, by which answers are told apart that read alike. Of no meaning in what others say."""
 
 Digest = bytes
 
@@ -26,12 +26,20 @@ class KnownTurns:
         """`digest`: of the conversation up to and with `answer`."""
         self._answers.setdefault(digest, []).append((node, _call_ids(answer)))
 
-    def find(self, digest: Digest, message: Message) -> Node | None:
-        """The answer that `message` is, from which a turn may follow. Of several that read alike the one whose calls
-        have the same ids, else one that was delivered, else the newest."""
+    def find(self, digest: Digest, messages: Sequence[Message]) -> Node | None:
+        """The answer that the last of `messages` is, from which a turn may follow. Of several that read alike the one
+        whose calls have the same ids, else whose conversation has most of the thoughts that were sent back, else one
+        that was delivered, else the newest."""
         known = [(node, ids) for node, ids in self._answers.get(digest, ()) if node.can_go_on]
-        wanted = _call_ids(message)
-        return max(known, key=lambda one: (one[1] == wanted, one[0].delivered, one[0].number), default=(None,))[0]
+        if len(known) < 2:
+            return known[0][0] if known else None
+        wanted, thoughts = _call_ids(messages[-1]), [_thought(message) for message in messages]
+
+        def likeness(one: tuple[Node, tuple[str, ...]]) -> tuple[bool, int, bool, int]:
+            node, ids = one
+            return ids == wanted, _same_thoughts(thoughts, node.messages or ()), node.delivered, node.number
+
+        return max(known, key=likeness)[0]
 
 
 def digests(messages: Sequence[Message], tools: Sequence[Tool] | None, variables: Mapping[str, Any]) -> list[Digest]:
@@ -62,6 +70,25 @@ def _compared(message: Message) -> Message:
     # Clients add keys of their own to what they send back, or drop some: `refusal`, `provider_specific_fields`.
     calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]
     return {"role": "assistant", "content": message["content"], "calls": calls}
+
+
+def _same_thoughts(sent: Sequence[str], messages: Sequence[Message]) -> int:
+    """How many of the thoughts that were `sent` back are those of the messages. One that was not says nothing."""
+    return sum(bool(thought) and thought == _thought(own) for thought, own in zip(sent, messages, strict=False))
+
+
+def _thought(message: Message) -> str:
+    """Of an assistant's message, by whichever of its names a client sends; empty if there is none."""
+    if message["role"] != "assistant":
+        return ""
+    return next(filter(None, (_text_of(message.get(name)).strip() for name in _REASONING)), "")
+
+
+def _text_of(value: Any) -> str:
+    """Of a thought, or of blocks of one."""
+    blocks = value if isinstance(value, list) else [value]
+    texts = [each.get("thinking", each.get("text")) if isinstance(each, Mapping) else each for each in blocks]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _call_ids(message: Message) -> tuple[str, ...]:
