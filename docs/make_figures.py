@@ -1,7 +1,7 @@
-"""Draws README's figures from the record of a real run: `python docs/make_figures.py RUN`.
+"""Draws README's figures from the record of a real run: `python docs/make_figures.py RUN [NAME]`.
 
 `learning-curve.png`: reward, held-out accuracy and response length over versions. `terminal.svg`: the live view as it
-stood at the run's end.
+stood at the run's end. With a NAME the curve alone, as `NAME.png`.
 """
 
 import io
@@ -55,6 +55,9 @@ def main() -> None:
     with RunReader(Path(sys.argv[1])) as reader:
         run = RunWatcher(reader).read()
     FOLDER.mkdir(exist_ok=True)
+    if len(sys.argv) > 2:
+        draw_curve(run, FOLDER / f"{sys.argv[2]}.png")
+        return
     draw_curve(run, FOLDER / "learning-curve.png")
     draw_terminal(run, FOLDER / "terminal.svg")
 

@@ -123,7 +123,8 @@ def test_eval_runs_the_same_sets_on_a_run_and_gives_what_the_run_recorded(
 
 
 def test_while_an_evaluation_holds_the_engine_versions_go_by_and_are_counted(tmp_path: Path) -> None:
-    """In async the trainer goes on: the reward of version 4, 5 or 6 is not there before version 7 is."""
+    """In async the trainer goes on: the rewards of what version 0 wrote, for two prompts, come at once, and those of the
+    next evaluation not before version 7's checkpoint is there."""
     run = tmp_path / "run"
     job = make_job(
         tmp_path / "job",
@@ -136,9 +137,11 @@ def test_while_an_evaluation_holds_the_engine_versions_go_by_and_are_counted(tmp
         "import time\nfrom pathlib import Path\n"
         f"STEPS = Path({str(run / 'checkpoints')!r})\n"
         "def newest():\n    return max([0, *(int(path.name[5:]) for path in STEPS.glob('step_?'))])\n"
+        "CALLS = []\n"
         "def score(response, row):\n"
+        "    CALLS.append(row)\n"
         "    end = time.monotonic() + 40\n"
-        "    while 3 <= newest() <= 6 and time.monotonic() < end:\n        time.sleep(0.02)\n"
+        "    while len(CALLS) > 2 and newest() <= 6 and time.monotonic() < end:\n        time.sleep(0.02)\n"
         "    return 0.5\n"
     )
     slow = {"function": f"{tmp_path}/job/slow.py:score", "workers": 1, "trusted": True, "timeout_s": 50}

@@ -17,7 +17,7 @@ def test_a_page_of_html_is_told_on_one_line() -> None:
     head = "its version: the server answered 404 to GET /version: "
     assert said.startswith(f"{head}<!DOCTYPE HTML> <html> <head> <title>Not found</title> <p>No such file.</p>")
     assert said.endswith("...")
-    assert len(said) == len(head) + 200
+    assert len(said) == len(head) + 300
     assert str(ServerRefused("x", "GET /", 500, " no\nroom ")) == "x: the server answered 500 to GET /: no room"
 
 

@@ -19,6 +19,7 @@ from headrace.models.norms import use_fast_norms
 from headrace.models.operations import TrainingOperations, matrix_rate
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
+from headrace.runtime.heap import own_heap
 from headrace.runtime.progress import mark, working
 from headrace.training.deterministic import can_sum_in_order, deterministic
 from headrace.training.dropout import remove_dropout
@@ -227,6 +228,8 @@ class HFTrainer:
             with working("chunk"):
                 self._weights.update(clip / denominator, lr)
         self._weights.forget_gradients()
+        if self._lm.device.type == "cpu":
+            own_heap().give_back()
         self._step_count += denominator != 0
         return StepReport(
             loss=float(sums.numerator) / denominator if denominator else 0.0,

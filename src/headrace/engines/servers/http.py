@@ -14,7 +14,7 @@ from headrace.runtime.protocol import Clock, WaitTimeout
 
 _CONNECT_S = 10.0
 _DENIED = (401, 403)
-_MOST_WORDS = 200
+_MOST_WORDS = 300
 """Characters of what a server says of an error."""
 
 
