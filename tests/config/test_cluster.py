@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from headrace.config import ConfigError, TrainConfig, load_config
-from headrace.config.cluster import ClusterConfig, PlaceConfig, resource_overrides
+from headrace.config import ConfigError, SFTConfig, TrainConfig, load_config
+from headrace.config.cluster import ClusterConfig, PlaceConfig, logical_devices, resource_overrides
 
 SEED = {"actor": [1, 2], "rollout": [1, 4], "reference": [1, 1], "actor_fwd": [1, 1], "advantages": [1, 0]}
 """As `--resource` of Relax has it: services, and devices in all."""
@@ -74,6 +74,14 @@ def test_what_cannot_be_meant_is_told(given: dict[str, Any], words: str) -> None
 def test_places_are_of_a_cluster(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         TrainConfig(model={"path": "m"}, data={"train": "d"}, **given)  # type: ignore[arg-type]
+
+
+def test_logical_devices_are_of_a_ray_of_the_runs_own() -> None:
+    given = {"model": {"path": "m"}, "data": {"train": "d"}, "cluster": {"device": "slot", "local_devices": 2}}
+    made = SFTConfig.model_validate({**given, "runtime": {"kind": "ray"}})
+    assert logical_devices(made.cluster) == {"slot": 2}
+    with pytest.raises(ValidationError, match=r"set cluster\.device to a name of its own, without runtime\.address"):
+        SFTConfig.model_validate({**given, "runtime": {"kind": "ray", "address": "auto"}})
 
 
 def test_the_option_is_overrides_that_others_go_on_from() -> None:

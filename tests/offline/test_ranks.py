@@ -73,6 +73,7 @@ def test_the_two_of_a_pair_are_one_ranks(tmp_path: Path, model: Path, name: str,
     same(tmp_path / "one", tmp_path / "ranks")
 
 
+ON_SLOTS = ["runtime.kind=ray", "cluster.device=slot", "cluster.local_devices=2", "cluster.place.trainer.devices=1"]
 TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
 
 
@@ -86,8 +87,12 @@ TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-
             *([], ["runtime.kind=ray"], ["rank-0.log", "rank-1.log", "ray.log"]),
             marks=pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'headrace[cluster]'"),
         ),
+        pytest.param(
+            *([], ON_SLOTS, ["cluster", "rank-0.log", "rank-1.log", "ray.log"]),
+            marks=pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'headrace[cluster]'"),
+        ),
     ],
-    ids=["torchrun", "Ray"],
+    ids=["torchrun", "Ray", "Ray, on devices of this machine"],
 )
 def test_others_have_the_ranks(tmp_path: Path, model: Path, by: list[str], more: list[str], logs: list[str]) -> None:
     train("sft", settings(tmp_path, model, "sft"), tmp_path / "one")

@@ -164,8 +164,13 @@ def _parser() -> argparse.ArgumentParser:
     scale.add_argument("--engines", type=int, metavar="N", help="engines of the policy that there are to be")
     scale.add_argument("--rollout-workers", type=int, metavar="N", help="rollout workers that there are to be")
 
-    check = command("check", "check", "validate a config of `headrace train` and print what it would start")
+    check = command("check", "check", "validate a config and print what its command would start")
     _config(check)
+    check.add_argument(
+        "--kind",
+        choices=tuple(KINDS),
+        help="whose config it is: %(choices)s (default: the first of them that knows all of its keys)",
+    )
     _resource(check)
 
     serve = command("serve", "serve", "serve a model over HTTP with the embedded engine")

@@ -178,6 +178,22 @@ class RanksClusterConfig(Section):
     device: Device = "GPU"
     """What Ray counts as devices: `GPU`, or a resource by which nodes were started, as `slot` of `ray start
     --resources '{"slot": 4}'`."""
+    local_devices: int = Field(default=0, ge=0, le=1024)
+    """Logical devices, where `device` is not `GPU`, of a Ray that is started for the run."""
+
+
+def logical_devices(cluster: ClusterConfig | RanksClusterConfig) -> dict[str, int]:
+    """Those of a Ray that is started for the run, by what it counts them as; none where it has none."""
+    return {cluster.device: cluster.local_devices} if cluster.local_devices else {}
+
+
+def check_local_devices(cluster: ClusterConfig | RanksClusterConfig, address: str | None) -> None:
+    """`address`: of a Ray that is joined. Raises ValueError with the mend."""
+    if cluster.local_devices and (cluster.device == "GPU" or address is not None):
+        raise ValueError(
+            f"cluster.local_devices is {cluster.local_devices}, which is of logical devices of a Ray that is "
+            "started for the run; set cluster.device to a name of its own, without runtime.address, or leave it out"
+        )
 
 
 def shares_too_many(devices: float) -> str:

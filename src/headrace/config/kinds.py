@@ -10,4 +10,9 @@ from headrace.config.sft import SFTConfig
 from headrace.config.train import TrainConfig
 
 KINDS: Mapping[str, type[Section]] = {"train": TrainConfig, "sft": SFTConfig, "rm": RMConfig, "dpo": DPOConfig}
-"""By command. `check` and `eval` take that of `train`."""
+"""By command. `eval` takes that of `train`, and `check` each of them."""
+
+
+def command_of(config: Section) -> str:
+    """Whose config it is."""
+    return next(name for name, kind in KINDS.items() if type(config) is kind)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from headrace.config.cluster import check_local_devices
+
 if TYPE_CHECKING:
     from headrace.config.layout import LayoutConfig
     from headrace.config.train import TrainConfig
@@ -44,11 +46,7 @@ def check_places(config: TrainConfig) -> None:
         raise ValueError(f"runtime.address is {config.runtime.address!r}, and runtime.kind inline; set kind: ray")
     elif config.cluster.is_given:
         raise ValueError("cluster has places of workers, and runtime.kind is inline; set runtime.kind: ray")
-    if config.cluster.local_devices and (config.cluster.device == "GPU" or config.runtime.address is not None):
-        raise ValueError(
-            f"cluster.local_devices is {config.cluster.local_devices}, which is of logical devices of a Ray that is "
-            "started for the run; set cluster.device to a name of its own, without runtime.address, or leave it out"
-        )
+    check_local_devices(config.cluster, config.runtime.address)
     if config.engine.colocated:
         _check_turns(config)
     if config.engine.lent:

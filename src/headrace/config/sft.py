@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from headrace.config.base import Section
-from headrace.config.cluster import RanksClusterConfig
+from headrace.config.cluster import RanksClusterConfig, check_local_devices
 from headrace.config.data import OneSource, Sources, TooLong, TrainingData, check_unweighted
 from headrace.config.layout import LayoutConfig
 from headrace.config.model import ModelConfig
@@ -101,6 +101,7 @@ def check_ranks_places(runtime: SFTRuntimeConfig, cluster: RanksClusterConfig) -
     """Raises ValueError with the mend."""
     if cluster.place and runtime.kind == "inline":
         raise ValueError("cluster has a place of the ranks, and runtime.kind is inline; set runtime.kind: ray")
+    check_local_devices(cluster, runtime.address)
 
 
 class OfflineCheckpointConfig(Section):

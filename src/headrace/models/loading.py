@@ -195,12 +195,16 @@ def read_generation_stops(path: str | Path, tokenizer: PreTrainedTokenizerBase) 
     return tuple(dict.fromkeys(flat))
 
 
-def count_parameters(config: PreTrainedConfig) -> int:
-    """Parameters of the causal language model that `config` describes, tied ones once. Allocates none of them.
+def count_parameters(config: PreTrainedConfig, *, gives_values: bool = False) -> int:
+    """Parameters of the causal language model that `config` describes, or with `gives_values` of that of
+    `load_value_model`, tied ones once. Allocates none of them.
 
     Raises ConfigError if it describes none.
     """
-    described = outline(config, str(config.name_or_path))
+    if gives_values:
+        config = copy.deepcopy(config)
+        config.num_labels = 1
+    described = outline(config, str(config.name_or_path), auto_class(gives_values=gives_values))
     return sum(parameter.numel() for parameter in described.parameters())
 
 

@@ -44,7 +44,7 @@ from headrace.offline.ranks.placement import place_of, rank_teams
 from headrace.offline.ranks.started import check_world, started
 from headrace.offline.recorder import OfflineView, over, recording
 from headrace.offline.trained.of_config import OfflineConfig
-from headrace.offline.units import Unit
+from headrace.offline.units import Unit, trained_units
 from headrace.runtime.collection import rare_collections
 from headrace.runtime.process.joined import Joined
 from headrace.runtime.workers import WorkerLost
@@ -80,10 +80,11 @@ class Source:
     max_context: int | None
 
 
-def look_at(config: OfflineConfig, output: OutputFolder) -> Source:
-    """Raises ConfigError for a model that cannot be trained on responses, or that the output would overwrite."""
+def look_at(config: OfflineConfig, output: OutputFolder | None) -> Source:
+    """Raises ConfigError for a model that cannot be trained on responses, or that the output, if there is to be one,
+    would overwrite."""
     source = path_of(config.model.path)
-    if source.exists() and source.resolve() == output.model.resolve():
+    if output is not None and source.exists() and source.resolve() == output.model.resolve():
         raise ConfigError(f"{output.model} is the model to begin from, and would be overwritten; give another --dir")
     joined = Joined.of()
     check_world(config, joined)
@@ -140,7 +141,7 @@ def run_offline(
     digest = config_sha256(config)
     if begin == "resume" and (ended := _ended(output, digest)) is not None:
         return ended
-    steps = config.trainer.steps or math.ceil(len(units) / per_batch)
+    steps = steps_of(config, len(units), per_batch)
     output.claim(begin)
     made = Made(digest, dump_config(config), _data_sha256(units))
     progress = read_progress(output.checkpoint, made) if begin == "resume" else Progress()
@@ -214,6 +215,11 @@ def run_offline(
     return result
 
 
+def steps_of(config: OfflineConfig, units: int, per_batch: int) -> int:
+    """Of the whole run."""
+    return config.trainer.steps or math.ceil(units / per_batch)
+
+
 @contextmanager
 def _lost_ranks(output: OutputFolder) -> Iterator[None]:
     """What a lost rank raises within says how to go on."""
@@ -252,9 +258,7 @@ def _data_sha256(units: Sequence[Unit]) -> str:
 
 def _batches(units: Sequence[Unit], order: PromptOrder, *, size: int, steps: int) -> Iterator[list[Unit]]:
     """`steps` batches of `size` units, pass after pass over the data; a single pass may end with a short batch."""
-    total = steps * size
-    if total - len(units) in range(1, size):
-        total = len(units)
+    total = trained_units(steps, size, len(units))
     for start in range(0, total, size):
         places = (divmod(place, len(units)) for place in range(start, min(start + size, total)))
         yield [units[order.row(epoch, position)] for epoch, position in places]

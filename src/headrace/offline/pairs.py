@@ -12,6 +12,7 @@ from headrace.controller.begin import Begin
 from headrace.controller.stopping import StopFlag
 from headrace.observe.offline.listeners import NOBODY, OfflineListeners
 from headrace.offline.demonstrations import read_pairs
+from headrace.offline.inputs import Inputs
 from headrace.offline.loop import OfflineResult, Report, Source, look_at, run_offline
 from headrace.offline.output import OutputFolder
 from headrace.offline.recorder import OfflineView
@@ -32,14 +33,13 @@ def run_dpo(
 ) -> OfflineResult:
     """See `run_offline`; losses are means over pairs. The reference's log-probs are computed once, at the start."""
     output = OutputFolder(out)
-    preference_loss(config)  # a function of the user's, before anything begins
-    source = look_at(config, output)
+    inputs = pairs_of(config, output)
     return run_offline(
         config,
         output,
-        _units(config, source, config.data.sources),
-        per_batch=config.trainer.pairs_per_batch,
-        held_out=_held_out(config, source),
+        inputs.units,
+        per_batch=inputs.per_batch,
+        held_out=inputs.held_out,
         to_start=True,
         begin=begin,
         report=report,
@@ -64,20 +64,34 @@ def run_rm(
     """See `run_offline`; losses are means over pairs. What comes out is a sequence classifier of one class: the score
     at a response's last token."""
     output = OutputFolder(out)
-    ranking_loss(config)  # a function of the user's, before anything begins
-    source = look_at(config, output)
+    inputs = pairs_of(config, output)
     return run_offline(
         config,
         output,
-        _units(config, source, config.data.sources),
-        per_batch=config.trainer.pairs_per_batch,
-        held_out=_held_out(config, source),
+        inputs.units,
+        per_batch=inputs.per_batch,
+        held_out=inputs.held_out,
         begin=begin,
         report=report,
         now=now,
         stop=stop,
         view=view,
         listeners=listeners,
+    )
+
+
+def pairs_of(config: RMConfig | DPOConfig, output: OutputFolder | None) -> Inputs:
+    """`output`: where the model is to go, if that is known. Raises ConfigError."""
+    if isinstance(config, DPOConfig):  # a function of the user's, before anything begins
+        preference_loss(config)
+    else:
+        ranking_loss(config)
+    source = look_at(config, output)
+    return Inputs(
+        source,
+        _units(config, source, config.data.sources),
+        _held_out(config, source),
+        config.trainer.pairs_per_batch,
     )
 
 

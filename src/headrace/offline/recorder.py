@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.config import config_sha256, dump_config
-from headrace.config.kinds import KINDS
+from headrace.config.kinds import command_of
 from headrace.config.track import sections
 from headrace.observe.failure import FAILED, words_of
 from headrace.observe.offline.listeners import NOBODY, OfflineListeners
@@ -103,7 +103,7 @@ def recording(
     clock = SystemClock()
     store = OfflineStore(
         folder,
-        kind=next(name for name, kind in KINDS.items() if type(config) is kind),
+        kind=command_of(config),
         config_yaml=dump_config(config),
         config_sha256=config_sha256(config),
         now=clock.wall(),

@@ -13,6 +13,7 @@ from headrace.models.packing import PackRow
 from headrace.observe.offline.listeners import NOBODY, OfflineListeners
 from headrace.offline.conversations import read_conversations
 from headrace.offline.demonstrations import read_demonstrations
+from headrace.offline.inputs import Inputs
 from headrace.offline.loop import OfflineResult, Report, Source, look_at, run_offline
 from headrace.offline.output import OutputFolder
 from headrace.offline.recorder import OfflineView
@@ -33,20 +34,31 @@ def run_sft(
 ) -> OfflineResult:
     """See `run_offline`; losses are mean negative log-likelihoods of a response token, in nats."""
     output = OutputFolder(out)
-    demonstrations_loss(config)  # a function of the user's, before anything begins
-    source = look_at(config, output)
+    inputs = demonstrations_of(config, output)
     return run_offline(
         config,
         output,
-        _units(config, source, config.data.sources),
-        per_batch=config.trainer.samples_per_batch,
-        held_out=_units(config, source, config.data.held_out)[: config.evaluation.max_rows],
+        inputs.units,
+        per_batch=inputs.per_batch,
+        held_out=inputs.held_out,
         begin=begin,
         report=report,
         now=now,
         stop=stop,
         view=view,
         listeners=listeners,
+    )
+
+
+def demonstrations_of(config: SFTConfig, output: OutputFolder | None) -> Inputs:
+    """`output`: where the model is to go, if that is known. Raises ConfigError."""
+    demonstrations_loss(config)  # a function of the user's, before anything begins
+    source = look_at(config, output)
+    return Inputs(
+        source,
+        _units(config, source, config.data.sources),
+        _units(config, source, config.data.held_out)[: config.evaluation.max_rows],
+        config.trainer.samples_per_batch,
     )
 
 

@@ -16,6 +16,12 @@ def size_of(unit: Unit) -> int:
     return sum(map(len, unit))
 
 
+def trained_units(steps: int, per_batch: int, units: int) -> int:
+    """How many units `steps` batches have: a single pass over the data may end with a short one."""
+    total = steps * per_batch
+    return units if total - units in range(1, per_batch) else total
+
+
 def rows_of(units: Iterable[Unit]) -> list[PackRow]:
     return [row for unit in units for row in unit]
 

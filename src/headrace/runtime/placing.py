@@ -14,6 +14,11 @@ _GRAIN = 1e-4
 """Ray counts no finer."""
 _MOST_STEPS = 20_000
 """In which places are looked for: a second or so."""
+LESS = (
+    "Lower devices or cpus in cluster.place, have fewer workers (engine.replicas, rollout.workers, a model's layout), "
+    "colocate roles by cluster.colocate, or add nodes"
+)
+"""For people: how `headrace train` asks for less."""
 
 
 class NoRoom(HeadraceError, RuntimeError):
@@ -78,6 +83,8 @@ class Teams:
     """By the kind of worker: a team of one, whose worker has no number yet, for those that are added later."""
     device: str = "GPU"
     """What Ray counts them by."""
+    mend: str = LESS
+    """How to ask for less, for people."""
 
     def team_of(self, worker: str) -> Team | None:
         """None for a worker that asks for nothing."""
@@ -115,12 +122,17 @@ class Placed:
 
 
 def placed(
-    teams: Sequence[Team], nodes: Sequence[Node], device: str = "GPU", together: Collection[str] = ()
+    teams: Sequence[Team],
+    nodes: Sequence[Node],
+    device: str = "GPU",
+    together: Collection[str] = (),
+    *,
+    mend: str = LESS,
 ) -> list[Placed]:
     """Each bundle with its node. The team that needs most on one node is first: devices, then processors; of equal ones
     the first. `device`: what they are called. `together`: kinds of workers of which a team that is packed has all on
     one node, if that can be; it may be on several, which are one machine, if not. Where those that came first leave no
-    room, others are tried. Raises NoRoom."""
+    room, others are tried. `mend`: how to ask for less. Raises NoRoom."""
     joint = [_joint(team, together) for team in teams]
     numbers = sorted(range(len(teams)), key=lambda number: _need(teams[number], joint[number]), reverse=True)
     wanted = [_Wanted(bundle, teams[n], n, bundle in joint[n]) for n in numbers for bundle in teams[n].bundles]
@@ -128,7 +140,7 @@ def placed(
         search = _Search(wanted, nodes, on_one=on_one)
         if (found := search.found()) is not None:
             return found
-    raise NoRoom(_shortage(*search.short, teams, nodes, device))
+    raise NoRoom(f"{_shortage(*search.short, teams, nodes, device)}. {mend}")
 
 
 def room(node: Node, bundles: Sequence[Bundle]) -> int:
@@ -314,8 +326,7 @@ def _shortage(
     more = "" if bundle.devices <= 1 else f" ({bundle.devices:g} devices of one node)"
     return (
         f"no node has room for {' + '.join(bundle.workers)}, which ask for {wanted}{more}. The run asks for: {roles}. "
-        f"The cluster has free: {have or 'no node'}. Lower devices or cpus in cluster.place, have fewer workers "
-        "(engine.replicas, rollout.workers, a model's layout), colocate roles by cluster.colocate, or add nodes"
+        f"The cluster has free: {have or 'no node'}"
     )
 
 

@@ -39,6 +39,17 @@ def load_config(
     `trainer.optimizer.lr=1e-6`, or values by dotted key, where a mapping is merged into its section. Raises ConfigError
     naming the key, the value and the mend.
     """
+    raw, source = merged(given, overrides)
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(explain(kind, error, source) + _another_kind(kind, raw, error)) from error
+
+
+def merged(
+    given: str | Path | Mapping[str, Any] | Section, overrides: Sequence[str] | Mapping[str, Any] = ()
+) -> tuple[Any, str]:
+    """What `load_config` validates, and what errors call it. Raises ConfigError."""
     config, source = _read(given)
     if isinstance(overrides, Mapping):
         for key, value in overrides.items():
@@ -49,11 +60,7 @@ def load_config(
             with _in_words(f"override {override!r}"):
                 _override(config, override)
     with _in_words(source):
-        raw = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    try:
-        return kind.model_validate(raw)
-    except ValidationError as error:
-        raise ConfigError(explain(kind, error, source) + _another_kind(kind, raw, error)) from error
+        return OmegaConf.to_container(config, resolve=True, throw_on_missing=True), source
 
 
 def _read(given: str | Path | Mapping[str, Any] | Section) -> tuple[DictConfig, str]:

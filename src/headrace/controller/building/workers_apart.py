@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from headrace.config import ConfigError, TrainConfig
+from headrace.config.cluster import logical_devices
 from headrace.controller.building.processors import process_count
 from headrace.controller.building.ray_head import RayHead
 from headrace.controller.building.threads import available_threads
@@ -70,7 +71,7 @@ def _cluster(
         config.runtime.address,
         config.runtime.threads,
         asked_of_nodes(config, rollouts, shared, lambda: None if folder is None else marked(folder)),
-        {config.cluster.device: config.cluster.local_devices} if config.cluster.local_devices else {},
+        logical_devices(config.cluster),
     )
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.config.layout import MICRO_BATCHES_A_STAGE
+from headrace.config.roles import CriticConfig
+from headrace.controller.planning.trained_memory import OfTrainer
 from headrace.models.experts import experts_per_token
 from headrace.models.logprobs import MAX_LOGITS
 
@@ -62,6 +65,16 @@ def trained_bytes(shape: DecoderShape, tokens: int, itemsize: int, *, checkpoint
     kept = shape.layers * itemsize * shape.hidden if checkpointing else shape.layers * layer
     embedding = itemsize * shape.vocabulary * shape.hidden  # its gradient
     return tokens * (kept + layer) + embedding + shape.logits_bytes(tokens, _LOGITS_TRAINED)
+
+
+def passes_bytes(
+    own: OfTrainer | CriticConfig, shape: DecoderShape, longest: int, itemsize: int, *, checkpointing: bool
+) -> int:
+    """`trained_bytes` of a micro-batch of the config's size, or of one row of the `longest`; of as many as a rank holds
+    at once."""
+    most = max(own.max_tokens_per_microbatch, longest)
+    at_once = MICRO_BATCHES_A_STAGE if own.layout.pp > 1 and own.layout.schedule == "gpipe" else 1
+    return at_once * trained_bytes(shape, most, itemsize, checkpointing=checkpointing)
 
 
 def scored_bytes(shape: DecoderShape, tokens: int, itemsize: int) -> int:

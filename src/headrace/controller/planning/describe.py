@@ -9,20 +9,20 @@ from headrace.config.evaluation import PLAIN
 from headrace.config.layout import LayoutConfig
 from headrace.config.model import EngineSection
 from headrace.config.places import layouts_of
-from headrace.config.values.hosts import is_loopback
 from headrace.controller.building.processors import threads_of_worker
 from headrace.controller.building.threads import available_threads, takes_turns
 from headrace.controller.planning import rollout_worker_count
 from headrace.controller.planning.backends import describe_backend
-from headrace.controller.planning.free_memory import GIB, MIB
+from headrace.controller.planning.free_memory import in_units
 from headrace.controller.planning.layouts import config_of_kind
+from headrace.controller.planning.memory_lines import memory_lines, use_lines
 from headrace.controller.planning.placement import worker_counts
 from headrace.controller.planning.placement_view import drawn
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.prompt_notes import first_prompt
+from headrace.controller.planning.rank_words import network_notes, ranks_in_words, ray_in_words, stages_in_words
 from headrace.controller.planning.servers import describe_servers
 from headrace.controller.planning.table_size import largest_group, table_bound
-from headrace.controller.planning.trained_memory import stages_of
 from headrace.experience.schedule import reachable_staleness
 from headrace.models.loading import count_parameters, read_model_config
 from headrace.rewards.reward_pool import worker_count
@@ -87,15 +87,12 @@ def _cluster(plan: Plan) -> list[str]:
     runtime = plan.config.runtime
     if runtime.kind != "ray":
         return []
-    where = f"the cluster at {runtime.address}" if runtime.address else "a cluster of this run's own, on loopback alone"
-    lines = [f"ray       {where}; all workers are actors", *drawn(plan.config, plan.rollout_workers, plan.shared)]
-    host, ranks = plan.config.weights.host, worker_counts(plan.config, 0)
-    if not is_loopback(host) and max(ranks["trainer"], ranks["critic"]) > 1:
-        lines.append(
-            f"ray       ranks of one model on several machines meet on the network of {host}, by gloo, unencrypted, "
-            "and whoever reaches their ports can take part; keep it to this run's machines"
-        )
-    return lines
+    lines = [
+        f"ray       {ray_in_words(runtime.address)}; all workers are actors",
+        *drawn(plan.config, plan.rollout_workers, plan.shared),
+    ]
+    ranks = worker_counts(plan.config, 0)
+    return lines + network_notes(plan.config.weights.host, max(ranks["trainer"], ranks["critic"]))
 
 
 def _data(plan: Plan) -> str:
@@ -219,7 +216,9 @@ def _table(plan: Plan) -> list[str]:
     memory, what = "host memory", "async.table_gib"
     if plan.column_room == bound:
         memory = what = f"what is free in {site_parent()}"
-    lines = [f"  table             {_size(bound)} of {memory} at most: {fits} of the largest groups, {_size(largest)}"]
+    lines = [
+        f"  table             {in_units(bound)} of {memory} at most: {fits} of the largest groups, {in_units(largest)}"
+    ]
     if fits < most:
         lines.append(
             f"                    (fewer than the {most} that run, wait or are trained at most: with large groups "
@@ -290,12 +289,7 @@ def _roles(plan: Plan) -> list[str]:
             layout = layouts_of(plan.config)[kind]
             own = "a process of its own"
             if layout.ranks > 1 or layout.stage:
-                own = (
-                    f"{layout.ranks} rank(s) ({layout.text}{_stages(plan, kind, layout)}), each in a process of its own"
-                )
-                if plan.memory.on_device and layout.ranks > 1:
-                    own += " and on a device of its own"
-                    own += ", by NCCL (not run: Headrace's tests have one device)" if layout.stage else ""
+                own = ranks_in_words(layout, _stages(plan, kind, layout), on_device=plan.memory.on_device)
             place = f"{own}: {threads_of_worker(plan.config)} CPU thread(s)"
         elif name == "rollout" and engines:
             place = f"event loop; engines in {engines}"
@@ -357,24 +351,14 @@ def _engine_processes(config: TrainConfig) -> str:
 
 def _memory(plan: Plan) -> list[str]:
     memory = plan.memory
-    beside = "" if memory.on_device else " and activations"
-    lines = [f"memory    {_size(memory.needed)}{beside}; {_size(memory.free)} free on {memory.place}"]
+    turns = []
     if memory.turns:
-        told = ", ".join(f"{_size(size)} {turn}" for turn, size in memory.turns.items())
+        told = ", ".join(f"{in_units(size)} {turn}" for turn, size in memory.turns.items())
         how = "by turns" if plan.config.engine.colocated else "lent"
-        lines.append(f"  {how}: {told}; all that is below would be {_size(memory.total)}")
-    if memory.needed > memory.free:
-        lines.append(
-            f"  WARNING: that is {_size(memory.needed - memory.free)} more than is free: free memory, lower "
-            "engine.max_concurrent_sequences or engine.kv_cache_gib, or take a smaller model"
-        )
-    lines += [f"  {use:<44} {_size(size):>12}" for use, size in memory.uses.items()]
-    lines += [f"  of this host's memory: {use} {_size(size)}" for use, size in memory.on_host.items()]
-    return lines
-
-
-def _size(count: int) -> str:
-    return f"{count / GIB:,.2f} GiB" if count >= GIB else f"{count / MIB:,.2f} MiB"
+        turns.append(f"  {how}: {told}; all that is below would be {in_units(memory.total)}")
+    mend = "lower engine.max_concurrent_sequences or engine.kv_cache_gib, or take a smaller model"
+    lines = memory_lines(memory.needed, memory.free, memory.place, on_device=memory.on_device, mend=mend, more=turns)
+    return lines + use_lines(memory.uses, memory.on_host)
 
 
 def _stages(plan: Plan, kind: str, layout: LayoutConfig) -> str:
@@ -383,5 +367,4 @@ def _stages(plan: Plan, kind: str, layout: LayoutConfig) -> str:
         return ""
     config = config_of_kind(kind, plan.config, read_model_config(plan.config.model.path))
     scores = kind in ("critic", "reward")
-    counts = stages_of(layout, count_parameters(config), config.get_text_config(), scores=scores)
-    return f", in stages of {', '.join(map(str, counts))} layers"
+    return stages_in_words(layout, count_parameters(config), config.get_text_config(), scores=scores)

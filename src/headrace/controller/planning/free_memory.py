@@ -17,5 +17,10 @@ def free_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
+def in_units(size: int) -> str:
+    """As `1.50 GiB`, or `12.00 MiB`."""
+    return in_gib(size) if size >= GIB else f"{size / MIB:,.2f} MiB"
+
+
 def in_gib(size: int) -> str:
     return f"{size / GIB:,.2f} GiB"

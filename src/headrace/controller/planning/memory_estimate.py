@@ -10,11 +10,11 @@ import torch
 
 from headrace.algorithms.kept_sets import most_bytes
 from headrace.config import ConfigError, TrainConfig
-from headrace.config.layout import MICRO_BATCHES_A_STAGE, LayoutConfig
+from headrace.config.layout import LayoutConfig
 from headrace.config.values.dtypes import ITEM_BYTES
 from headrace.config.values.hosts import is_loopback
 from headrace.controller.planning import free_memory
-from headrace.controller.planning.activations import DecoderShape, engine_bytes, scored_bytes, trained_bytes
+from headrace.controller.planning.activations import DecoderShape, engine_bytes, passes_bytes, scored_bytes
 from headrace.controller.planning.cache_memory import (
     KV_CACHE,
     MOST_TOLD,
@@ -29,7 +29,7 @@ from headrace.controller.planning.memory_by_turns import OF_LENT, by_turns
 from headrace.controller.planning.out_of_memory import what_to_lower
 from headrace.controller.planning.run_processes import NO_PROCESSES, RunProcesses, check_room
 from headrace.controller.planning.table_size import most_sampled, table_bytes
-from headrace.controller.planning.trained_memory import gathered, scored_bytes_of, trained_bytes_of
+from headrace.controller.planning.trained_memory import gathered, scored_bytes_of, trained_bytes_of, trainer_uses
 from headrace.controller.planning.transports import transport_of
 from headrace.engines.embedded.cache_plan import CachePlan, context_limit
 from headrace.models.experts import routed_bytes
@@ -208,19 +208,12 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     of_engine = engine_itemsize * (parameters + tied)
     engine_weights = config.engine.total * of_engine
     layout = config.trainer.layout
-    trained = trained_bytes_of(config.trainer, parameters, text, config.model.dtype, device)
     uses = {
-        "trainer: float32 weights": trained.weights,
-        "trainer: gradients (float32)": trained.gradients,
-        "trainer: AdamW moments (float32)": trained.moments,
+        **trainer_uses(config.trainer, parameters, text, config.model.dtype, device),
         "engine: weights": engine_weights,
         "engine: next version while it is received": engine_weights,
         f"{OF_LENT}weights": config.engine.lent * of_engine,
     }
-    if layout.stage:
-        uses["trainer: weights gathered for a pass"] = trainer_bytes * gathered(layout, parameters, text, device)
-    elif config.model.dtype == "bfloat16":
-        uses["trainer: bfloat16 weights"] = layout.model_replicas * trainer_bytes * parameters
     transport = transport_of(config, device)
     if transport in ("memory", "cuda_ipc") or (transport == "shm" and device.type == "cpu"):
         uses[_PLANE] = 2 * trainer_bytes * parameters
@@ -334,9 +327,7 @@ def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
     trained = {"trainer": config.trainer} | ({"critic": config.critic} if algorithm.needs_critic else {})
     uses = {}
     for name, own in trained.items():
-        most = max(own.max_tokens_per_microbatch, longest)
-        at_once = MICRO_BATCHES_A_STAGE if own.layout.pp > 1 and own.layout.schedule == "gpipe" else 1
-        uses[f"{name}: activations"] = at_once * trained_bytes(shape, most, itemsize, checkpointing=checkpointing)
+        uses[f"{name}: activations"] = passes_bytes(own, shape, longest, itemsize, checkpointing=checkpointing)
     own_reference = algorithm.needs_reference and config.reference.placement != "hybrid"
     scoring = {
         "reference": (own_reference, config.reference.max_tokens_per_microbatch),

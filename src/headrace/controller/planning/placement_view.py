@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from headrace.config import ConfigError, TrainConfig
-from headrace.config.cluster import Role
+from headrace.config.cluster import ClusterConfig, RanksClusterConfig
+from headrace.config.runtime import RuntimeConfig
+from headrace.config.sft import SFTRuntimeConfig
 from headrace.controller.building.threads import available_threads
 from headrace.controller.planning.node_needs import asked_of_nodes
 from headrace.controller.planning.placement import worker_counts
@@ -23,29 +25,40 @@ def drawn(config: TrainConfig, rollouts: int, shared: SharedNeeds | None = None)
     moment, and its nodes are looked at. Raises ConfigError where a run's own has no room; ClusterError for one that is
     joined, and ClusterRefusal where that has none."""
     asked = asked_of_nodes(config, rollouts, shared, lambda: None)
+    counts = worker_counts(config, rollouts)
+    workers = [f"{role}/{number}" for role, count in counts.items() for number in range(count)]
+    return drawn_of(asked, config.runtime, config.cluster, workers)
+
+
+def drawn_of(
+    asked: AskedOfNodes,
+    runtime: RuntimeConfig | SFTRuntimeConfig,
+    cluster: ClusterConfig | RanksClusterConfig,
+    workers: Sequence[str],
+) -> list[str]:
+    """As `drawn`, of whatever is `asked`. `workers`: all that there are, placed or not."""
     teams = asked.teams
-    if config.runtime.address is None:
-        nodes: Sequence[Node] = [_own(config)]
+    if runtime.address is None:
+        nodes: Sequence[Node] = [_own(runtime, cluster)]
         try:
-            found: Sequence[Placed] = placed(teams.teams, nodes, teams.device)
+            found: Sequence[Placed] = placed(teams.teams, nodes, teams.device, mend=teams.mend)
         except NoRoom as none:
             raise ConfigError(str(none)) from none
         is_near = True
     else:
-        nodes, found, is_near = _looked_at(config.runtime.address, asked)
-    lines = _lines(nodes, found, teams.device, worker_counts(config, rollouts))
+        nodes, found, is_near = _looked_at(runtime.address, asked)
+    lines = _lines(nodes, found, teams.device, workers)
     return lines if is_near else [*lines, f"  {IN_STORES}"]
 
 
-def _own(config: TrainConfig) -> Node:
+def _own(runtime: RuntimeConfig | SFTRuntimeConfig, cluster: ClusterConfig | RanksClusterConfig) -> Node:
     """The node of a Ray that is started for the run."""
-    cluster = config.cluster
     devices = cluster.local_devices
     if cluster.device == "GPU":
         import torch
 
         devices = torch.cuda.device_count()
-    return Node(_HERE, "this machine", float(available_threads(config.runtime.threads)), (1.0,) * devices, here=True)
+    return Node(_HERE, "this machine", float(available_threads(runtime.threads)), (1.0,) * devices, here=True)
 
 
 def _looked_at(address: str, asked: AskedOfNodes) -> tuple[Sequence[Node], Sequence[Placed], bool]:
@@ -68,10 +81,9 @@ def _looked_at(address: str, asked: AskedOfNodes) -> tuple[Sequence[Node], Seque
         site.close()
 
 
-def _lines(nodes: Sequence[Node], found: Sequence[Placed], device: str, counts: Mapping[Role, int]) -> list[str]:
+def _lines(nodes: Sequence[Node], found: Sequence[Placed], device: str, workers: Sequence[str]) -> list[str]:
     asked = {worker for each in found for worker in each.bundle.workers}
-    rest = [f"{role}/{number}" for role, count in counts.items() for number in range(count)]
-    rest = [worker for worker in rest if worker not in asked]
+    rest = [worker for worker in workers if worker not in asked]
     lines = []
     for node in nodes:
         has = f"{node.cpus:g} CPU" + (f", {sum(node.devices):g} {device}" if node.devices else "")

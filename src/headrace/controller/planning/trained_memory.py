@@ -8,10 +8,14 @@ from typing import Any
 import torch
 
 from headrace.config.layout import LayoutConfig, layers_of_stages
+from headrace.config.pairs import PairTrainerConfig
 from headrace.config.roles import CriticConfig
+from headrace.config.sft import SFTTrainerConfig
 from headrace.config.trainer import TrainerConfig
 from headrace.config.values.dtypes import ITEM_BYTES
 from headrace.models.experts import experts_per_token
+
+OfTrainer = TrainerConfig | SFTTrainerConfig | PairTrainerConfig
 
 _FLOAT32 = 4
 
@@ -31,8 +35,25 @@ class TrainedBytes:
         return self.weights + self.gradients + self.moments
 
 
+def trainer_uses(own: OfTrainer, parameters: int, text: Any, dtype: str, device: torch.device) -> dict[str, int]:
+    """Bytes by use of a trainer between and in passes, less activations: those of `trained_bytes_of`, and other weights
+    that its passes need."""
+    layout, itemsize = own.layout, ITEM_BYTES[dtype]
+    trained = trained_bytes_of(own, parameters, text, dtype, device)
+    uses = {
+        "trainer: float32 weights": trained.weights,
+        "trainer: gradients (float32)": trained.gradients,
+        "trainer: AdamW moments (float32)": trained.moments,
+    }
+    if layout.stage:
+        uses["trainer: weights gathered for a pass"] = itemsize * gathered(layout, parameters, text, device)
+    elif dtype == "bfloat16":
+        uses["trainer: bfloat16 weights"] = layout.model_replicas * itemsize * parameters
+    return uses
+
+
 def trained_bytes_of(
-    own: TrainerConfig | CriticConfig, parameters: int, text: Any, dtype: str, device: torch.device
+    own: OfTrainer | CriticConfig, parameters: int, text: Any, dtype: str, device: torch.device
 ) -> TrainedBytes:
     """Of a model of so many `parameters`; `text`: its config. `dtype`: of the passes. What other weights they need is
     not counted."""

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.controller.building.model_workers import made
-from headrace.controller.building.threads import available_threads
 from headrace.offline.model import by_unit
-from headrace.offline.ranks.placement import place_of, with_whole_paths
+from headrace.offline.ranks.placement import threads_of_rank, with_whole_paths
 from headrace.offline.ranks.rank import OfflineRank, OfflineRankSpec
 from headrace.offline.trained.of_config import OfflineConfig
 from headrace.offline.units import Unit, parts_of, rows_of
@@ -58,13 +57,7 @@ class ModelOfRanks:
         layout = layout_of(config.trainer.layout)
         loop = TurnedLoop()
         runtime = InlineRuntime(apart=place)
-        placed = place_of(config)
-        shared = max(available_threads(config.runtime.threads) // here, 1)
-        where = Placement(
-            process=True,
-            threads=shared if placed is None else max(int(placed.cpus), 1),
-            deadline_s=_DEADLINE_S,
-        )
+        where = Placement(process=True, threads=threads_of_rank(config, here), deadline_s=_DEADLINE_S)
 
         async def started() -> RankWorkers:
             spec = OfflineRankSpec(with_whole_paths(config), device, steps)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.config.cluster import PlaceConfig
+from headrace.config.cluster import PlaceConfig, logical_devices
 from headrace.config.values.hosts import is_loopback
 from headrace.config.values.name_or_function import is_own
 from headrace.config.values.paths import path_of
+from headrace.controller.building.threads import available_threads
 from headrace.controller.building.workers_apart import WorkersApart, in_ray, marked
 from headrace.controller.planning.node_needs import functions_of, model_at, run_folder
 from headrace.controller.planning.placement import check_used, claims_for
@@ -20,6 +22,8 @@ from headrace.runtime.placing import Bundle, Team, Teams
 
 _KIND = OfflineRank.kind
 _HOST_KEY = "runtime.host"
+_LESS = "Lower devices or cpus in cluster.place.trainer, have fewer ranks (trainer.layout), or add nodes"
+"""For people."""
 
 
 def place_of(config: OfflineConfig) -> PlaceConfig | None:
@@ -35,13 +39,30 @@ def in_cluster(config: OfflineConfig, folder: Path, logs: Path) -> WorkersApart:
         logs,
         config.runtime.address,
         config.runtime.threads,
-        AskedOfNodes(
-            rank_teams(config),
-            needs=lambda memory: {_KIND: rank_needs(config, marked(folder))},
-            together=(_KIND,) if is_loopback(config.runtime.host) else (),
-            host_key=_HOST_KEY,
-        ),
+        asked_of_ranks(config, lambda: marked(folder)),
+        logical_devices(config.cluster),
     )
+
+
+def asked_of_ranks(config: OfflineConfig, marker: Callable[[], Path | None]) -> AskedOfNodes:
+    """`marker`: a file of the output folder, of this run alone, if there is a folder. Raises ConfigError."""
+    return AskedOfNodes(
+        rank_teams(config),
+        needs=lambda memory: {_KIND: rank_needs(config, marker())},
+        together=(_KIND,) if is_loopback(config.runtime.host) else (),
+        host_key=_HOST_KEY,
+    )
+
+
+def ranks_of(config: OfflineConfig) -> list[str]:
+    """All ranks as workers are called, placed or not."""
+    return [f"{_KIND}/{rank}" for rank in range(config.trainer.layout.ranks)]
+
+
+def threads_of_rank(config: OfflineConfig, here: int) -> int:
+    """Processors that each computes with. `here`: how many share a machine's."""
+    place = place_of(config)
+    return max(available_threads(config.runtime.threads) // here if place is None else int(place.cpus), 1)
 
 
 def rank_teams(config: OfflineConfig) -> Teams:
@@ -52,13 +73,15 @@ def rank_teams(config: OfflineConfig) -> Teams:
     claims = claims_for(_KIND, place, count, "trainer")
     check_used("trainer", claims, "trainer.layout: d{}" if count == 1 else "")
     bundles = tuple(Bundle((claim,)) for claim in claims)
-    return Teams((Team(bundles, place.strategy == "spread"),), device=config.cluster.device)
+    return Teams((Team(bundles, place.strategy == "spread"),), device=config.cluster.device, mend=_LESS)
 
 
-def rank_needs(config: OfflineConfig, marker: Path) -> Needs:
-    """Of each node with ranks. `marker`: a file of the output folder, of this run alone. Raises OSError."""
+def rank_needs(config: OfflineConfig, marker: Path | None) -> Needs:
+    """Of each node with ranks. `marker`: a file of the output folder, of this run alone, if there is a folder. Raises
+    OSError."""
     functions, modules = functions_of(config)
-    files = [*functions, *model_at("model.path", config.model.path), run_folder(marker)]
+    files = [*functions, *model_at("model.path", config.model.path)]
+    files += [] if marker is None else [run_folder(marker)]
     return Needs(tuple(files), tuple(modules))
 
 

@@ -115,7 +115,7 @@ def looked_at(address: str, teams: Teams, inspection: Inspection) -> tuple[Seque
         require_same_cluster(address, own_address())
     try:
         there = nodes.nodes(teams.device)
-        found = placed(teams.teams, there, teams.device, inspection.together)
+        found = placed(teams.teams, there, teams.device, inspection.together, mend=teams.mend)
         inspection.require(by_node(found))
         return there, found
     except (NoRoom, NodeUnfit) as error:

@@ -83,7 +83,8 @@ class Reservations:
         """Reserve for all workers that there are from the start. Blocking. Raises NoRoom, NodeUnfit."""
         if not self._teams.teams:
             return []
-        found = placed(self._teams.teams, nodes.nodes(self._teams.device), self._teams.device, self._together)
+        teams = self._teams
+        found = placed(teams.teams, nodes.nodes(teams.device), teams.device, self._together, mend=teams.mend)
         try:
             self._take(found)
             self._require(by_node(found))
@@ -170,7 +171,8 @@ class Reservations:
     def _alone(self, bundle: Bundle, team: Team, now: Callable[[], float]) -> list[Placed]:
         """Raises NoRoom."""
         while True:
-            found = placed([Team((bundle,), team.spread)], self._fit([bundle]), self._teams.device)
+            own = [Team((bundle,), team.spread)]
+            found = placed(own, self._fit([bundle]), self._teams.device, mend=self._teams.mend)
             if self._machine(found[0].node, [bundle], now) is not None:
                 return found
 
@@ -192,7 +194,7 @@ class Reservations:
                 continue  # they live, and are not made anew
             with suppress(NoRoom):
                 return placed([Team(wanted, team.spread)], there, self._teams.device)
-        placed([Team(tuple(joint), team.spread)], fit, self._teams.device)
+        placed([Team(tuple(joint), team.spread)], fit, self._teams.device, mend=self._teams.mend)
         raise NoRoom(
             f"no machine has room for all of {', '.join(worker for each in joint for worker in each.workers)}, and "
             "ranks of one model are on one; lower devices or cpus in cluster.place, or add nodes"

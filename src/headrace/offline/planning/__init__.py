@@ -1,0 +1,1 @@
+"""What `headrace sft`, `rm` or `dpo` would start, for `headrace check`."""

@@ -1,0 +1,60 @@
+"""How much memory an offline trainer will take, worked out from shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headrace.config import RMConfig
+from headrace.config.values.dtypes import ITEM_BYTES
+from headrace.controller.planning import free_memory
+from headrace.controller.planning.activations import DecoderShape, passes_bytes
+from headrace.controller.planning.trained_memory import trained_bytes_of, trainer_uses
+from headrace.models.loading import count_parameters
+from headrace.offline.trained.of_config import OfflineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineMemory:
+    """Bytes by use: on a CPU of all ranks, without activations; on a device of one."""
+
+    parameters: int
+    """Number of parameters, not bytes."""
+    uses: Mapping[str, int]
+    place: str
+    """Whose memory it is: `this host`, or a device."""
+    free: int
+    """There, now."""
+    on_host: Mapping[str, int]
+    """Beside it, if the place is a device: of this host's memory."""
+    on_device: bool
+
+    @property
+    def total(self) -> int:
+        return sum(self.uses.values())
+
+
+def estimate_offline_memory(
+    config: OfflineConfig, model_config: Any, device: torch.device, longest: int
+) -> OfflineMemory:
+    """`model_config`: a Hugging Face config. `longest`: tokens of the longest unit. Loads nothing."""
+    parameters = count_parameters(model_config, gives_values=isinstance(config, RMConfig))
+    own, dtype, text = config.trainer, config.model.dtype, model_config.get_text_config()
+    uses, on_device = trainer_uses(own, parameters, text, dtype, device), device.type != "cpu"
+    kept = {}
+    if on_device:
+        shape, checkpointing = DecoderShape.of(model_config), config.model.gradient_checkpointing
+        uses["trainer: activations"] = passes_bytes(own, shape, longest, ITEM_BYTES[dtype], checkpointing=checkpointing)
+        off_device = trained_bytes_of(own, parameters, text, dtype, device).off_device
+        kept["trainer: float32 weights, moments"] = off_device
+    return OfflineMemory(
+        parameters,
+        {use: size for use, size in uses.items() if size},
+        str(device) if on_device else "this host",
+        free_memory.free_bytes(device),
+        {use: size for use, size in kept.items() if size},
+        on_device,
+    )

@@ -1,0 +1,48 @@
+"""What `headrace check` reckons of an offline trainer's memory, worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from controller_jobs import CHARACTERS, CONFIGS
+
+from headrace.config import RMConfig, SFTConfig
+from headrace.controller.planning import free_memory
+from headrace.offline.planning.memory import OfflineMemory, estimate_offline_memory
+
+P = (len(CHARACTERS) + 2) * 32 + 2 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 64 + 2 * 32 + 2 * 8) + 32
+"""Of the model: its embedding, which is its output layer; two layers; the last norm."""
+
+
+def estimate(kind: Any, device: str, layout: str = "d1", longest: int = 40, **model: Any) -> OfflineMemory:
+    trainer = {"layout": layout, "max_tokens_per_microbatch": 64, **model.pop("trainer", {})}
+    given = {"model": {"path": "m", **model}, "data": {"train": "d"}, "trainer": trainer}
+    return estimate_offline_memory(kind.model_validate(given), CONFIGS["qwen3"](), torch.device(device), longest)
+
+
+@pytest.fixture(autouse=True)
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_memory, "free_bytes", lambda device: 1 << 30)
+
+
+def test_on_a_cpu_each_replica_counts() -> None:
+    found = estimate(SFTConfig, "cpu", "d2")
+    assert found.parameters == P
+    assert [*found.uses.values()] == [8 * P, 8 * P, 16 * P]
+    assert (found.total, found.place, found.on_host) == (32 * P, "this host", {})
+
+
+def test_a_reward_model_has_a_head_of_one_row_and_its_bias() -> None:
+    assert estimate(RMConfig, "cpu").parameters == P + 33
+
+
+def test_on_a_device_passes_count() -> None:
+    found = estimate(SFTConfig, "cuda:0", dtype="bfloat16")
+    activations = found.uses["trainer: activations"]
+    assert found.total - activations == 4 * P + 4 * P + 8 * P + 2 * P
+    assert estimate(SFTConfig, "cuda:0", dtype="bfloat16", longest=64).uses["trainer: activations"] == activations
+    assert estimate(SFTConfig, "cuda:0", dtype="bfloat16", longest=65).uses["trainer: activations"] > activations
+    offloaded = estimate(SFTConfig, "cuda:0", dtype="bfloat16", trainer={"optimizer": {"offload": True}})
+    assert offloaded.on_host == {"trainer: float32 weights, moments": 12 * P}
