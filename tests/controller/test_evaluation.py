@@ -123,8 +123,8 @@ def test_eval_runs_the_same_sets_on_a_run_and_gives_what_the_run_recorded(
 
 
 def test_while_an_evaluation_holds_the_engine_versions_go_by_and_are_counted(tmp_path: Path) -> None:
-    """In async the trainer goes on: the rewards of what version 0 wrote, for two prompts, come at once, and those of the
-    next evaluation not before version 7's checkpoint is there."""
+    """In async the trainer goes on: the rewards of version 0's two answers come at once, and those of the next
+    evaluation not before version 7's checkpoint is there."""
     run = tmp_path / "run"
     job = make_job(
         tmp_path / "job",
