@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from engines_helpers import VOCAB, collect, greedy, prompt, published, request, 
 from marked import said
 
 from headrace.config import ConfigError, EngineConfig
+from headrace.engines.embedded import engine as engine_module
 from headrace.engines.embedded.cache_plan import CachePlan, kv_cache_bytes, plan_cache
 from headrace.engines.embedded.core import EngineCore
 from headrace.engines.embedded.request_state import Sequence
@@ -257,3 +261,42 @@ def test_prefill_and_each_decode_step_are_told() -> None:
     with said() as prepared:
         core.prepare(published(tiny_model(seed=1), Version(0, 1)))
     assert prepared.units == ["chunk"]
+
+
+@pytest.mark.parametrize("how", ["it is killed", "a step fails"])
+def test_a_dead_engine_holds_none_of_its_memory(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its successor needs it, and why it died is told as long as it is there."""
+
+    monkeypatch.setattr(engine_module.logger, "disabled", True)  # pytest keeps what is logged, with its frames
+
+    def fails(core: EngineCore) -> None:
+        cause = ValueError("of the device")
+        raise RuntimeError("of the test") from cause
+
+    async def run() -> None:
+        async with serving(tiny_model("qwen3"), max_concurrent_sequences=2) as engine:
+            core = weakref.ref(engine._core)
+            if how == "a step fails":
+                monkeypatch.setattr(EngineCore, "step", fails)
+            answer = asyncio.ensure_future(collect(engine, request("r", prompt(1, 5), 50)))
+            await asyncio.sleep(0)
+            if how == "it is killed":
+                engine.kill("of the test")
+            with pytest.raises(EngineError if how == "it is killed" else RuntimeError, match="of the test"):
+                await answer
+            del answer
+            for _ in range(100):
+                if core() is None:
+                    break
+                await asyncio.sleep(0.01)
+            assert core() is None
+            assert "of the test" in str(engine.failure)
+            with pytest.raises(EngineError, match="the engine died: of the test"):
+                await collect(engine, request("late", prompt(1, 5), 1))
+
+    gc.disable()  # nobody waits for a collection
+    try:
+        with suppress(EngineError):
+            asyncio.run(run())
+    finally:
+        gc.enable()

@@ -1,10 +1,12 @@
 """The inline runtime: lanes keep order, waits have deadlines, nothing outlives it."""
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -120,6 +122,40 @@ def test_a_cancelled_call_leaves_its_lane_busy_until_its_work_has_ended() -> Non
         await runtime.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_call_gave_is_gone_with_whoever_had_it(fails: bool) -> None:
+    """Not with the next collection: it may be a model, or a batch of tensors."""
+
+    class Large:
+        pass
+
+    def call() -> Large:
+        made = Large()
+        left.append(weakref.ref(made))
+        if fails:
+            raise ValueError("of the test")
+        return made
+
+    left: list[weakref.ref[Large]] = []
+
+    async def main() -> None:
+        runtime = InlineRuntime()
+        with suppress(ValueError):
+            await runtime.compute("lane", call)
+        for _ in range(100):
+            if left[0]() is None:
+                break
+            await asyncio.sleep(0.01)
+        assert left[0]() is None
+        await runtime.close()
+
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
 
 
 def test_errors_reach_the_caller() -> None:

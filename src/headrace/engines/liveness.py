@@ -27,6 +27,19 @@ class Liveness:
     def serves(self) -> bool:
         return self.started and not self.has_ended
 
+    def die(self, error: Exception) -> None:
+        """Of `error`, which lets go of the frames that it was raised in: their variables are the engine's memory, and
+        it is told as long as the engine is there."""
+        waiting: list[BaseException | None] = [error]
+        met: set[int] = set()
+        while waiting:
+            each = waiting.pop()
+            if each is not None and id(each) not in met:
+                met.add(id(each))
+                each.__traceback__ = None
+                waiting += [each.__cause__, each.__context__]
+        self.failure = error
+
     def check_alive(self) -> None:
         """Raises EngineError if it died."""
         if self.failure is not None:

@@ -26,7 +26,8 @@ class WatchedCall:
         self.thread = thread
         self.look = look
         self._loop = asyncio.get_running_loop()
-        self._call = call
+        self._call: Future[Any] | None = call
+        """Until it has ended: it keeps whom it told of that, and what it gave would be in a ring with it."""
         self._ended = ended
         self.result: asyncio.Future[Any] = self._loop.create_future()
         """The call's, or Stuck. Whoever cancels it cancels a call that has not begun."""
@@ -40,17 +41,18 @@ class WatchedCall:
 
     def _settle(self) -> None:
         self._ended(self)
-        if self.result.done():
+        call, self._call = self._call, None
+        if call is None or self.result.done():
             return
-        if self._call.cancelled():
+        if call.cancelled():
             self.result.cancel()
-        elif (error := self._call.exception()) is not None:
+        elif (error := call.exception()) is not None:
             self.result.set_exception(error)
         else:
-            self.result.set_result(self._call.result())
+            self.result.set_result(call.result())
 
     def _cancel(self, result: asyncio.Future[Any]) -> None:
-        if result.cancelled():
+        if result.cancelled() and self._call is not None:
             self._call.cancel()
 
 

@@ -127,7 +127,10 @@ class InlineRuntime(EventLoopServices):
 
         future: Future[T] = lane_thread.submit(call)
         future.add_done_callback(lambda _: self._end(lane))
-        return cast(T, await self._watch.add(lane, lane_thread, marks, future).result)
+        try:
+            return cast(T, await self._watch.add(lane, lane_thread, marks, future).result)
+        finally:
+            del future  # an error has this frame, and would be in a ring with it
 
     def _give_up(self, call: WatchedCall, stuck: Stuck) -> None:
         logger.error("%s; where it is:\n%s", stuck, call.thread.stack())

@@ -26,7 +26,7 @@ class LaneThread:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], None]] | None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[Future[Any]], None]] | None] = SimpleQueue()
         self._closed = False
         self._left: Exception | None = None
         """What ends those that waited behind a call that was left."""
@@ -36,7 +36,7 @@ class LaneThread:
     def submit(self, call: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
 
-        def run() -> None:
+        def run(future: Future[T]) -> None:
             if self._closed and self._left is None:
                 future.cancel()
             if not future.set_running_or_notify_cancel():
@@ -52,6 +52,8 @@ class LaneThread:
                 future.set_exception(raised)
             except BaseException as error:  # whoever awaits it sees it
                 future.set_exception(error)
+            finally:
+                del future  # an error has this frame, and would be in a ring with it
 
         self._calls.put((future, run))
         return future
@@ -92,5 +94,5 @@ class LaneThread:
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
-            call[1]()
+            call[1](call[0])
             del call  # with what it gave: until the next one comes, nobody else may have that

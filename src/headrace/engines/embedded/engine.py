@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from headrace.runtime.protocol import Services
 from headrace.runtime.signal import Signal
 from headrace.weights.plane import WeightError, WeightReceiver
 from headrace.weights.version import INITIAL, Version
+
+logger = logging.getLogger(__name__)
 
 LANE = "engine"
 """Unless another is given."""
@@ -390,7 +393,9 @@ class EmbeddedEngine:
 
     def _fail(self, error: Exception) -> None:
         """The engine is dead: nobody may wait for it. What was sampled is handed out, its memory is free."""
-        self._liveness.failure = error
+        if not isinstance(error, EngineError):
+            logger.error("an engine died", exc_info=error)
+        self._liveness.die(error)
         for client in self._clients.values():
             if client.sequence.request.stream and client.sequence.sampled > client.sequence.emitted:
                 client.chunks.put_nowait(client.sequence.take_chunk())
