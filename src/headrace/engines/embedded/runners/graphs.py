@@ -38,6 +38,8 @@ class DecodeGraphs:
         self._logits = torch.empty((cache.slots, vocab_size), dtype=torch.float32, device=rows.device)
         self._graphs: dict[tuple[int, int], _Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()
+        self._side = torch.cuda.Stream(rows.device)
+        """For captures: torch's own stream for them is one for all engines of a process."""
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
         """Float32 logits [n, V], until the next call."""
@@ -62,14 +64,13 @@ class DecodeGraphs:
         tokens = torch.zeros(bucket, dtype=torch.int64, device=device)
         positions = torch.zeros_like(tokens)
         rows = torch.full_like(tokens, self._cache.slots)
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
+        self._side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._side):
             for _ in range(_WARM_UPS):
                 self._decode(tokens, positions, rows, reach)
-        torch.cuda.current_stream(device).wait_stream(side)
+        torch.cuda.current_stream(device).wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
             self._logits[:bucket].copy_(self._decode(tokens, positions, rows, reach))
         return _Graph(graph, tokens, positions, rows)
 
