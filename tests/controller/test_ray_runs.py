@@ -89,11 +89,10 @@ def test_a_run_that_is_killed_leaves_no_process_and_goes_on(tmp_path: Path) -> N
     made = subprocess.run([*process.args, "--resume"], capture_output=True, text=True, timeout=_WAIT_S)
     assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
     require_whole(run, 24)
-    for batches, kind in ((26, "inline"), (28, "ray")):
-        longer = [*process.args, "--resume", f"trainer.batches={batches}", f"runtime.kind={kind}"]
-        made = subprocess.run(longer, capture_output=True, text=True, timeout=_WAIT_S)
-        assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
-        require_whole(run, batches)
+    longer = [*process.args, "--resume", "trainer.batches=26", "runtime.kind=inline"]
+    made = subprocess.run(longer, capture_output=True, text=True, timeout=_WAIT_S)
+    assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
+    require_whole(run, 26)
 
 
 def test_a_run_whose_ray_ends_stops_in_order(tmp_path: Path) -> None:
