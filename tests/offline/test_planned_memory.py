@@ -8,7 +8,7 @@ import pytest
 import torch
 from controller_jobs import CHARACTERS, CONFIGS
 
-from headrace.config import RMConfig, SFTConfig
+from headrace.config import ConfigError, RMConfig, SFTConfig
 from headrace.controller.planning import free_memory
 from headrace.offline.planning.memory import OfflineMemory, estimate_offline_memory
 
@@ -32,6 +32,13 @@ def test_on_a_cpu_each_replica_counts() -> None:
     assert found.parameters == P
     assert [*found.uses.values()] == [8 * P, 8 * P, 16 * P]
     assert (found.total, found.place, found.on_host) == (32 * P, "this host", {})
+
+
+def test_more_ranks_than_this_machine_has_memory_for_are_refused() -> None:
+    """Each has 190 MiB before it has a model, and 1 GiB is free."""
+    estimate(SFTConfig, "cpu", "d5")
+    with pytest.raises(ConfigError, match=r"has 6 processes .* use fewer ranks \(trainer\.layout\), or"):
+        estimate(SFTConfig, "cpu", "d6")
 
 
 def test_a_reward_model_has_a_head_of_one_row_and_its_bias() -> None:

@@ -12,6 +12,7 @@ from headrace.runtime.processors import available_processors
 
 _COMPUTES, _PLAYS = 190 << 20, 56 << 20
 """Bytes of one that has imported torch and transformers, and of one that has not, beside what all share."""
+_FEWER = "fewer ranks (layout), engine.replicas or rollout.workers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +36,18 @@ def processes_here(config: TrainConfig, rollouts: int) -> RunProcesses:
     return RunProcesses(computes + plays, computes * _COMPUTES + plays * _PLAYS)
 
 
-def check_room(processes: RunProcesses, free: int) -> None:
-    """`free`: bytes of this machine's memory. Raises ConfigError."""
+def rank_processes(ranks: int) -> RunProcesses:
+    """Those of so many ranks."""
+    return RunProcesses(ranks, ranks * _COMPUTES)
+
+
+def check_room(processes: RunProcesses, free: int, fewer: str = _FEWER) -> None:
+    """`free`: bytes of this machine's memory. `fewer`: what makes fewer of them. Raises ConfigError."""
     if processes.size > free:
         raise ConfigError(
             f"this run has {processes.count} processes on this machine, which take {in_gib(processes.size)} of its "
-            f"memory before any has a model, and {in_gib(free)} are free; use fewer ranks (layout), engine.replicas or "
-            "rollout.workers, or join a cluster (runtime.address)"
+            f"memory before any has a model, and {in_gib(free)} are free; use {fewer}, or join a cluster "
+            "(runtime.address)"
         )
 
 

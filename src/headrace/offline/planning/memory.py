@@ -12,6 +12,7 @@ from headrace.config import RMConfig
 from headrace.config.values.dtypes import ITEM_BYTES
 from headrace.controller.planning import free_memory
 from headrace.controller.planning.activations import DecoderShape, passes_bytes
+from headrace.controller.planning.run_processes import check_room, rank_processes
 from headrace.controller.planning.trained_memory import trained_bytes_of, trainer_uses
 from headrace.models.loading import count_parameters
 from headrace.offline.trained.of_config import OfflineConfig
@@ -40,7 +41,12 @@ class OfflineMemory:
 def estimate_offline_memory(
     config: OfflineConfig, model_config: Any, device: torch.device, longest: int
 ) -> OfflineMemory:
-    """`model_config`: a Hugging Face config. `longest`: tokens of the longest unit. Loads nothing."""
+    """`model_config`: a Hugging Face config. `longest`: tokens of the longest unit. Loads nothing. Raises ConfigError
+    for more ranks than this machine has memory for."""
+    ranks = config.trainer.layout.ranks
+    if ranks > 1 and config.runtime.address is None:
+        host = free_memory.free_bytes(torch.device("cpu"))
+        check_room(rank_processes(ranks), host, "fewer ranks (trainer.layout)")
     parameters = count_parameters(model_config, gives_values=isinstance(config, RMConfig))
     own, dtype, text = config.trainer, config.model.dtype, model_config.get_text_config()
     uses, on_device = trainer_uses(own, parameters, text, dtype, device), device.type != "cpu"
