@@ -27,8 +27,10 @@ from headrace.config.trainer import OptimizerConfig, TrainerConfig
 from headrace.models.logprobs import token_logprobs
 from headrace.models.operations import multiplying
 from headrace.models.packing import PackRow, pack, plan_microbatches
+from headrace.runtime.heap import Heap
 from headrace.runtime.progress import rest
 from headrace.training import replicas
+from headrace.training import trainer as trainer_module
 from headrace.training.layouts.ranks import Layout
 from headrace.training.optimizer.whole_weights import l2_norm
 from headrace.training.protocol import LossTerms, StepReport
@@ -157,6 +159,24 @@ def test_a_nan_skips_the_update_but_counts_the_step() -> None:
     assert not report.skipped, "nothing of the bad batch is left in the gradients"
     assert report.lr == pytest.approx(SETTINGS.optimizer.lr * 2 / 3), "the schedule goes on"
     assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.tensors())
+
+
+def test_on_a_cpu_each_step_offers_the_heap_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once its gradients are gone, when little is in use."""
+    if DEVICE.type != "cpu":
+        pytest.skip("of the host's memory")
+    gradients_then: list[bool] = []
+
+    class Asked(Heap):
+        def give_back(self) -> bool:
+            grads = [each.grad for each in trainer.model.parameters()]
+            gradients_then.append(any(grad is not None and bool(grad.any()) for grad in grads))
+            return False
+
+    monkeypatch.setattr(trainer_module, "own_heap", lambda: Asked(lambda: 0, None))
+    trainer = make_trainer()
+    train(trainer, [[ROWS], [ROWS]])
+    assert gradients_then == [False, False]
 
 
 def test_nothing_to_train_skips_the_update() -> None:
