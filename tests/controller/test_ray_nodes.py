@@ -100,7 +100,7 @@ def test_a_node_that_does_not_see_what_its_workers_need_is_refused(tmp_path: Pat
     shutil.copy(tmp_path / "job" / "reward.py", code)
     shutil.copy(tmp_path / "job" / "reward.py", code / "own_reward.py")
     hide = f'mount -t tmpfs -o size=1g none /dev/shm && mount -t tmpfs none "{code}" && exec "$@"'
-    places = ["engine={devices: 1}", "rollout={devices: 1}", "rollout={devices: 2}"]
+    places = ["engine={devices: 1}", "rollout={devices: 1}", "rollout={devices: 1, cpus: 640}"]
     with nodes(tmp_path) as there, there.node("unshare", "-rm", "sh", "-c", hide, "sh", slot=1) as far:
         shm = ["weights.transport=shm"]
         overrides = [json.dumps(joined(there, f"cluster.place.{place}", *shm)) for place in places]
@@ -130,7 +130,7 @@ def test_a_node_that_does_not_see_what_its_workers_need_is_refused(tmp_path: Pat
     assert "finds no module own_reward (reward.function), which rollout/0 there need; install it there, or put" in named
     assert stored.startswith("samples of a batch take up to 0.20 GiB of the object store of the node 127.0.0.1 (")
     assert "which has 0.20 GiB; start Ray there with more (ray start --object-store-memory=419430402; it" in stored
-    assert short.startswith("no node has room for rollout/0, which ask for 2 slot and 1 CPU (2 devices of one node)")
+    assert short.startswith("no node has room for rollout/0, which ask for 1 slot and 640 CPU")
 
 
 @pytest.mark.soak
