@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
-from typing import TypeVar
+import types
+from collections.abc import Awaitable, Coroutine, Generator
+from typing import Any, TypeVar
 
 from headrace.runtime.protocol import WaitTimeout
 
@@ -20,8 +21,16 @@ class LoopClock:
 
     async def wait_for(self, awaitable: Awaitable[T], seconds: float, what: str) -> T:
         """See `Clock.wait_for`. A TimeoutError raised by `awaitable` itself passes through unchanged."""
+        end = asyncio.get_running_loop().time() + seconds
+        if asyncio.iscoroutine(awaitable):
+            try:
+                waits = awaitable.send(None)
+            except StopIteration as ended:  # it had nothing to wait for, and needs no timer
+                result: T = ended.value
+                return result
+            awaitable = _begun(awaitable, waits)
         try:
-            async with asyncio.timeout(seconds) as scope:
+            async with asyncio.timeout_at(end) as scope:
                 return await awaitable
         except TimeoutError as error:
             if scope.expired():
@@ -37,6 +46,25 @@ class SystemClock(LoopClock):
 
     def wall(self) -> float:
         return time.time()
+
+
+@types.coroutine
+def _begun(coroutine: Coroutine[Any, Any, T], waits: Any) -> Generator[Any, Any, T]:
+    """The rest of a coroutine that has come to where it `waits`."""
+    while True:
+        try:
+            yield waits
+        except GeneratorExit:
+            coroutine.close()
+            raise
+        except BaseException as error:
+            try:
+                waits = coroutine.throw(error)
+            except StopIteration as ended:
+                result: T = ended.value
+                return result
+        else:
+            return (yield from coroutine)
 
 
 def processor_seconds() -> float:

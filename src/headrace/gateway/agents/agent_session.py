@@ -252,7 +252,7 @@ class AgentSession:
         shown = Shown(request.tools, request.variables)
         services = self._policy.settings.services
         asked, known = request.messages, digests(request.messages, shown.tools, shown.variables)
-        size = tokens_in(sum(len(str(message)) for message in asked))
+        size = tokens_in(sum(map(_characters, asked)))
         for place in range(len(asked) - 1, -1, -1):
             if asked[place]["role"] != "assistant":
                 continue
@@ -304,6 +304,11 @@ class AgentSession:
                 f"the prompt has {tokens} tokens, and the context of {most} must also hold an answer; shorten it",
                 code="context_length_exceeded",
             )
+
+
+def _characters(message: Message) -> int:
+    """About how many it has."""
+    return sum(len(each) if isinstance(each, str) else len(str(each)) for each in message.values())
 
 
 def _told(messages: list[Message], tool_choice: str) -> list[Message]:

@@ -58,7 +58,8 @@ def digest_after(before: Digest, message: Message) -> Digest:
 
 def _digest(before: Digest, value: Any) -> Digest:
     if isinstance(value, dict) and all(type(each) is str for each in value.values()):
-        text = repr(sorted(value.items()))  # no JSON, and sooner made
+        # No JSON, sooner made, and of no other message.
+        text = "".join([f"{len(part)} {part}" for item in sorted(value.items()) for part in item])
     else:
         text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     return hashlib.blake2b(before + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
