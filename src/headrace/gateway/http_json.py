@@ -14,6 +14,8 @@ from headrace.gateway.errors import ApiError, as_api_error
 from headrace.gateway.sampling import Deadline
 from headrace.runtime.protocol import WaitTimeout
 
+_JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
 
 async def read_json(request: web.Request, deadline: Deadline) -> Any:
     """Raises ApiError for another content type, or for what is no strict JSON."""
@@ -83,4 +85,4 @@ def _line(data: str) -> bytes:
 
 def dumps(value: dict[str, Any]) -> str:
     """Strict JSON, as short as it gets."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return _JSON.encode(value)

@@ -17,6 +17,8 @@ from jinja2.utils import Namespace
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names that a message's reasoning has; the first is the one that templates read."""
 
+_EXACT = frozenset({str, int, float, bool, type(None)})
+
 
 def render_chat(
     template: str,
@@ -129,8 +131,14 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """`value` of exact JSON types, so that a template finds no methods but theirs."""
-    if value is None or type(value) in (str, int, float, bool):
+    kind = type(value)
+    if kind in _EXACT:
         return value
+    if kind is dict:
+        return {
+            name if type(name) is str else _plain(name): entry if type(entry) in _EXACT else _plain(entry)
+            for name, entry in value.items()
+        }
     match value:
         case str():
             return str.__str__(value)

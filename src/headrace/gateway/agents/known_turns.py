@@ -12,6 +12,7 @@ from headrace.gateway.agents.token_tree import Node
 
 _REASONING = ("reasoning_content", "reasoning", "thinking", "thinking_blocks")
 """Names of a thought, by which answers are told apart that read alike. Of no meaning in what others say."""
+_JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
 
 Digest = bytes
 
@@ -61,7 +62,7 @@ def _digest(before: Digest, value: Any) -> Digest:
         # No JSON, sooner made, and of no other message.
         text = "".join([f"{len(part)} {part}" for item in sorted(value.items()) for part in item])
     else:
-        text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+        text = _JSON.encode(value)
     return hashlib.blake2b(before + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
