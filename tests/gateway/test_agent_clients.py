@@ -54,6 +54,32 @@ def test_anthropics_client_calls_a_tool_goes_on_and_streams() -> None:
     assert read(only) == f"[system]be brief[user]hi[assistant]so {CALL}<eos>[tool]v[assistant]done<eos>"
 
 
+def test_anthropics_client_counts_what_the_policy_would_see() -> None:
+    """Also where it goes on from what was sampled, whose text is longer than what the history says of it. Nothing is
+    asked for by it, and no history begins."""
+    anthropic = pytest.importorskip("anthropic")
+
+    async def test(session: AgentSession, _: ScriptedEngine) -> Any:
+        async with anthropic.AsyncAnthropic(base_url=root_of(session), api_key=session.api_key) as client:
+            usual: dict[str, Any] = {"model": session.model, "system": "be brief", "tools": [LOOK]}
+            messages: list[Any] = [{"role": "user", "content": "hi"}]
+            for said in ("so", "done"):
+                counted = await client.messages.count_tokens(**usual, messages=messages)
+                answer = await client.messages.create(**usual, messages=messages, max_tokens=16)
+                assert answer.usage.input_tokens == counted.input_tokens
+                assert answer.content[0].text == said
+                used = [{"type": "tool_result", "tool_use_id": each.id} for each in answer.content[1:]]
+                messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": used}]
+            await client.messages.count_tokens(**usual, messages=[{"role": "user", "content": "other"}])
+            with pytest.raises(anthropic.NotFoundError, match="no model 'claude'"):
+                await client.messages.count_tokens(model="claude", messages=messages)
+        return session.trajectories()
+
+    (only,), engine = run(test, says("so " + CALL.replace(" ", "   ")), says("done"))
+    assert only.metadata["turns"] == only.metadata["requests"] == len(engine.requests) == 2
+    assert only.metadata["refused"] == 1
+
+
 def test_anthropics_stop_sequences_limits_and_streamed_calls() -> None:
     anthropic = pytest.importorskip("anthropic")
 

@@ -57,6 +57,22 @@ class Place:
     """Places of those messages whose thoughts the policy sees."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """By which a conversation comes to the policy's next turn."""
+
+    after: Node | None
+    """The answer that it goes on from; None at a new beginning."""
+    added: NDArray[np.int32]
+    """Ids of what comes after that."""
+    messages: list[Message]
+    digest: Digest
+    thoughts: frozenset[int]
+    """See `Place`."""
+    dropped: set[Digest]
+    """Of the conversations that end with a thought that was dropped."""
+
+
 class AgentSession:
     """Implements `Session`: the tree of an episode, and what may be asked of it."""
 
@@ -247,12 +263,26 @@ class AgentSession:
         node, has_instructions = found
         return (node.messages or [])[1 if has_instructions else 0 :]
 
+    async def count(self, request: ChatRequest) -> int:
+        """Tokens that the policy would be asked to go on from; it is asked for nothing. Raises ApiError."""
+        way = await self._way(request)
+        return len(way.added) + (0 if way.after is None else len(way.after.path_tokens))
+
     async def _chat_place(self, request: ChatRequest) -> Place:
         """Below the last answer that the conversation goes on from, or at a new beginning."""
+        way = await self._way(request)
+        self._dropped |= way.dropped
+        prompt = self._tree.prompt(way.after, way.added)
+        return Place(prompt, prompt.path_tokens, way.messages, way.digest, way.thoughts)
+
+    async def _way(self, request: ChatRequest) -> _Way:
+        """Where a conversation goes on, and by which tokens. Changes nothing, but that it knows of answers that were
+        delivered."""
         shown = Shown(request.tools, request.variables)
         services = self._policy.settings.services
         asked, known = request.messages, digests(request.messages, shown.tools, shown.variables)
         size = tokens_in(sum(map(_characters, asked)))
+        dropped: set[Digest] = set()
         for place in range(len(asked) - 1, -1, -1):
             if asked[place]["role"] != "assistant":
                 continue
@@ -262,19 +292,17 @@ class AgentSession:
             messages = [*node.messages, *asked[place + 1 :]]
             thoughts = await off_loop(services, size, self._turns.thoughts_in, messages, shown)
             if {each for each in thoughts if each < len(node.messages)} != node.thoughts:
-                self._dropped |= {known[each + 1] for each in node.thoughts - thoughts}
+                dropped |= {known[each + 1] for each in node.thoughts - thoughts}
                 continue
             node.delivered = True  # or nobody could go on from it
             told, before = _told(messages, request.tool_choice), node.path_tokens[: -len(node.tokens)]
             added = await off_loop(services, size, self._turns.after, told, place, before, node.tokens, shown)
-            if added is None:
-                continue
-            prompt = self._tree.prompt(node, added)
-            return Place(prompt, prompt.path_tokens, messages, known[-1], thoughts)
+            if added is not None:
+                return _Way(node, added, messages, known[-1], thoughts, dropped)
         told = _told(asked, request.tool_choice)
-        prompt = self._tree.prompt(None, await off_loop(services, size, self._turns.whole, told, shown))
+        whole = await off_loop(services, size, self._turns.whole, told, shown)
         thoughts = await off_loop(services, size, self._turns.thoughts_in, asked, shown)
-        return Place(prompt, prompt.tokens, asked, known[-1], thoughts)
+        return _Way(None, whole, asked, known[-1], thoughts, dropped)
 
     def _text_place(self, request: TextRequest) -> Place:
         """A prompt of ids goes on from the longest history that it begins with; one of text begins anew."""

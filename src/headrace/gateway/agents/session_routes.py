@@ -10,11 +10,12 @@ from typing import Any
 
 from aiohttp import web
 
-from headrace.gateway.agents.agent_apis import APIS, AgentApi
+from headrace.gateway.agents.agent_apis import APIS, MESSAGES, AgentApi
 from headrace.gateway.agents.agent_session import AgentSession
 from headrace.gateway.agents.answered import Answered
 from headrace.gateway.agents.exchanges import Exchange
 from headrace.gateway.agents.growing import Live
+from headrace.gateway.agents.messages_api import parse_messages
 from headrace.gateway.agents.plain_json import check_plain, is_surely_plain
 from headrace.gateway.agents.reader import Reader
 from headrace.gateway.errors import ApiError, as_api_error
@@ -63,6 +64,7 @@ class SessionRoutes:
     def routes(self) -> list[web.RouteDef]:
         return [
             *(web.post(f"{self._under}{path}", partial(self.answer, api)) for path, api in APIS.items()),
+            web.post(f"{self._under}/v1/messages/count_tokens", self.count),
             web.get(f"{self._under}/v1/models", self.models),
             web.get(f"{self._under}/v1/models/{{model:.+}}", self.model),
         ]
@@ -82,6 +84,16 @@ class SessionRoutes:
         given = key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key")
         return self._session_of(given, request.match_info.get("episode"))
 
+    async def count(self, request: web.Request) -> web.StreamResponse:
+        """Tokens of what a message would be the answer to, as Anthropic's API counts them."""
+        session: AgentSession | None = None
+        try:
+            session = self._of(request)
+            asked = parse_messages(await self._body(request), session.model)
+            return web.json_response({"input_tokens": await session.count(asked)}, dumps=dumps)
+        except Exception as error:
+            return _refusal(as_api_error(error), MESSAGES, session)
+
     async def answer(self, api: AgentApi, request: web.Request) -> web.StreamResponse:
         """To a request of any API, in its words."""
         session: AgentSession | None = None
@@ -89,10 +101,7 @@ class SessionRoutes:
             session = self._of(request)
             return await self._exchange(request, api, session)
         except Exception as error:
-            told = as_api_error(error)
-            if session is not None:
-                session.refused(told)
-            return web.json_response(api.error(told), status=told.status, dumps=dumps)
+            return _refusal(as_api_error(error), api, session)
 
     async def _exchange(self, request: web.Request, api: AgentApi, session: AgentSession) -> web.StreamResponse:
         body = await self._body(request)
@@ -185,6 +194,13 @@ class SessionRoutes:
             await Deadline(self._clock, _BODY_S).wait(writing, "the client to read its answer")
         except (ConnectionError, WaitTimeout) as error:
             raise _ClientGone from error
+
+
+def _refusal(told: ApiError, api: AgentApi, session: AgentSession | None) -> web.StreamResponse:
+    """In the words of the API; the session is told, where the request has one."""
+    if session is not None:
+        session.refused(told)
+    return web.json_response(api.error(told), status=told.status, dumps=dumps)
 
 
 def closed() -> ApiError:
