@@ -14,7 +14,7 @@ def _post(episode, body, key=None):
         json.dumps({"model": episode.model, **body}).encode(),
         {"Content-Type": "application/json", "Authorization": f"Bearer {key or episode.api_key}"},
     )
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=240) as response:
         return json.load(response)
 
 

@@ -33,14 +33,24 @@ def turns_of(sample: Sample) -> int:
     return int((np.diff(mask, prepend=np.int8(0)) == 1).sum())
 
 
+def agent_settings(folder: Path, agent: str) -> dict[str, object]:
+    """Of a job in `folder` that one of `agent_code` plays; its files are written there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "agent.py").write_text(SOURCE)
+    (folder / "chat.jinja").write_text(_TEMPLATE)
+    return {
+        "rollout__agent": f"{folder}/agent.py:{agent}",
+        "rollout__workers": 0,
+        "data__template": {"file": f"{folder}/chat.jinja"},
+    }
+
+
 def make_sampling_job(folder: Path, agent: str, architecture: str = "qwen3", **changes: object) -> Path:
     """A run of an agent that samples in ways of its own, with a model that has preferences, so that it matters at which
     temperature it is asked."""
     settings = {"record__journal": "all", "data__eval": None, "trainer__batches": 3, "gateway__sampling": "client"}
-    settings |= {"rollout__sampling": {"max_new_tokens": 16}, "data__template": {"file": f"{folder}/chat.jinja"}}
-    job = make_job(folder, **{**settings, **changes}, rollout__agent=f"{folder}/agent.py:{agent}", rollout__workers=0)
-    (folder / "agent.py").write_text(SOURCE)
-    (folder / "chat.jinja").write_text(_TEMPLATE)
+    settings |= {"rollout__sampling": {"max_new_tokens": 16}}
+    job = make_job(folder, **{**settings, **changes, **agent_settings(folder, agent)})
     make_model(folder / "model", architecture)
     model = folder / "model" / "model.safetensors"
     scaled = {name: 4 * tensor if "embed" in name else tensor for name, tensor in load_file(model).items()}

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from agent_runs import agent_settings, samples_of, turns_of
 from served_run import Run, begun, guardian_of, of_name, require_no_loss, server_of
 from sglang_server import PYTHON, needs_sglang
+
+from headrace.observe.run_record import RunWatcher
+from headrace.store import RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs_sglang]
 SERVER = "headrace_sglang_cpu.server"
@@ -25,5 +29,12 @@ VICTIMS = {
     ids=VICTIMS,
 )
 def test_its_death_costs_the_run_nothing(tmp_path: Path, victim: Callable[[Run], psutil.Process]) -> None:
-    process, run = begun(tmp_path, engine__kind="sglang", engine__python=PYTHON)
+    """An agent plays, of two turns: they are trained as they were sampled, also those that another server went on
+    from."""
+    agent = agent_settings(tmp_path / "job", "two_turns")
+    process, run = begun(tmp_path, engine__kind="sglang", engine__python=PYTHON, record__journal="all", **agent)
     require_no_loss(process, run, victim)
+    with RunReader(run) as reader:
+        gaps = [batch.mismatch_max_abs for batch in RunWatcher(reader).read().batches]
+    assert 0.0 < max(gap for gap in gaps if gap is not None) < 1e-4
+    assert {turns_of(sample) for sample in samples_of(run)} == {1, 2}
