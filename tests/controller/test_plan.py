@@ -16,12 +16,14 @@ from controller_jobs import CONFIGS, make_job
 from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.controller.building.episode_runners import policy_settings
 from headrace.controller.planning import cache_memory, free_memory
+from headrace.controller.planning.activations import waiting_kept_bytes
 from headrace.controller.planning.cache_memory import plan_kv_cache
 from headrace.controller.planning.describe import describe_plan
 from headrace.controller.planning.memory_estimate import estimate_memory
 from headrace.controller.planning.plan import make_plan
 from headrace.controller.planning.table_size import largest_group, table_bytes
 from headrace.engines.embedded.engine import EmbeddedEngine
+from headrace.engines.embedded.runners.graphs import most_graphs
 from headrace.models.loading import count_parameters
 from headrace.runtime.inline import InlineRuntime
 
@@ -232,6 +234,40 @@ def test_on_a_device_the_cache_gets_what_the_rest_leaves(job: Path, device: Call
     device(math.ceil((rest + (7.5 * page if paged else 5.5 * 2 * SLOT)) / 0.95))
     tight = estimate_memory(config, model, CUDA)
     assert (tight.slots, tight.cache.pages) == (5, 5 if paged else None)
+
+
+def test_what_an_engine_needs_beside_weights_and_cache_on_a_device_by_hand(
+    job: Path, device: Callable[[int], None]
+) -> None:
+    """Two layers of 32 numbers (4 query heads of 8, 2 of keys and of values, 64 in the middle), 8 sequences of up to 96
+    tokens, 1,024 to prefill a step, in float32. Graphs of 1, 2, 4 and 8 sequences, of one length."""
+    device(2**40)
+    model, waits = CONFIGS["qwen3"](), "engine: kept sets that wait"
+    words = model.vocab_size
+    uses = estimate_memory(load_config(TrainConfig, job, ["rollout.sampling.top_p=0.9"]), model, CUDA).uses
+    layer = 4 * (2 * 32 + 8 * 64 + 4 * 64) + 6 * 32
+    keys = 2 * 4 * 64 * (8 * 96)
+    assert uses["engine: activations and logits"] == 2 * 1024 * layer + keys + 5 * 4 * 8 * words
+    assert uses["engine: CUDA graphs"] == 4 * 2 * 20 * 8192
+    assert uses[waits] == 16 * (8 * words * 8) * 3 // 2
+    assert (
+        "engine: kept sets that wait"
+        not in estimate_memory(load_config(TrainConfig, job), CONFIGS["qwen3"](), CUDA).uses
+    )
+
+
+def test_kept_sets_that_wait_are_as_many_as_fit_and_a_step_more() -> None:
+    """Of 64 sequences and 151,936 words, 78 MB a step."""
+    step = 64 * 151936 * 8
+    assert waiting_kept_bytes(64, 151936) == (2**28 + step) * 3 // 2
+    assert waiting_kept_bytes(64, 50) == 16 * 64 * 50 * 8 * 3 // 2
+
+
+def test_graphs_are_of_powers_of_two() -> None:
+    """Of 1 to 64 sequences, and of 256, 512, 1,024 and 2,048 tokens; of 100 sequences there is one of 100."""
+    assert most_graphs(64, 2048) == 7 * 4
+    assert most_graphs(100, 2049) == 8 * 5
+    assert most_graphs(1, 50) == 1
 
 
 def test_activations_follow_the_micro_batch_and_its_settings(job: Path, device: Callable[[int], None]) -> None:

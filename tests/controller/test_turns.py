@@ -237,7 +237,8 @@ def test_what_check_says_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     assert found.on_host["trainer: float32 weights and moments, asleep"] == 3 * one
     generated, activations = found.turns["while a batch is generated"], found.uses["engine: activations and logits"]
-    assert generated == one + tied + 2 * one + activations + found.uses["engine: KV cache"]
+    graphs = found.uses["engine: CUDA graphs"]
+    assert generated == one + tied + 2 * one + activations + graphs + found.uses["engine: KV cache"]
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,11 @@ from engines_helpers import collect, joined_chunks, prompt, published, request, 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.engines.embedded import core
+from headrace.engines.embedded.kept_run import KeptRun
 from headrace.engines.embedded.largest import largest
 from headrace.engines.embedded.request_state import Sequence
-from headrace.engines.embedded.sampler import sample
+from headrace.engines.embedded.sampler import Kept, sample
 from headrace.engines.embedded.slot_arrays import DecodeBatch
 from headrace.engines.protocol import SwapMode
 from headrace.weights.version import Version
@@ -67,8 +69,18 @@ def test_the_kept_ids_are_the_fewest_that_reach_top_p_among_the_top_k(top_k: int
         assert float(sampled.logprobs[row]) == pytest.approx(float(of_kept), abs=1e-6)
 
 
-def test_each_request_gets_the_sets_of_its_own_tokens() -> None:
-    """Streamed or whole, cut or not, asked for or not, beside each other."""
+@pytest.mark.parametrize("waiting", [core.MOST_WAITING, 0])
+def test_each_request_gets_the_sets_of_its_own_tokens(monkeypatch: pytest.MonkeyPatch, waiting: int) -> None:
+    """Streamed or whole, cut or not, asked for or not, beside each other. Where there is no room for sets that wait,
+    each decode step is handed out by itself."""
+    monkeypatch.setattr(core, "MOST_WAITING", waiting)
+    runs, made = list[int](), KeptRun.of
+
+    def counted(steps: list[Kept], vocab_size: int) -> KeptRun:
+        runs.append(len(steps))
+        return made(steps, vocab_size)
+
+    monkeypatch.setattr(KeptRun, "of", counted)
     model = tiny_model("qwen3")
     kinds: list[dict[str, Any]] = [
         {"top_k": 4, "return_kept": True},
@@ -97,6 +109,7 @@ def test_each_request_gets_the_sets_of_its_own_tokens() -> None:
             expected = _kept_by_hand(logits[4 + place], 1.0, kind.get("top_k", 0), kind.get("top_p", 1.0))
             assert set(ids[ends[place] - counts[place] : ends[place]].tolist()) == set(expected)
         assert chunk.kept.contain(chunk.tokens).all()
+    assert (max(runs) > 1) == bool(waiting)
 
 
 def test_the_sets_of_a_swap_in_flight_are_each_of_the_version_that_sampled_the_token() -> None:

@@ -35,11 +35,29 @@ def chunk(number: int, start: int, stop: int) -> Chunk:
     return Chunk(sequence, number, start, stop)
 
 
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 40)), min_size=1, max_size=9))
-def test_every_token_is_computed_once_and_padding_repeats_the_last_one(places: list[tuple[int, int]]) -> None:
+def test_a_batch_looks_at_so_many_keys_at_most() -> None:
+    """Sequences of 10, 12 and 40 tokens, 4 of each new: together 3 x 40 keys. One that is longer than all that is
+    alone."""
+    chunks = [chunk(0, start=8, stop=12), chunk(1, start=36, stop=40), chunk(2, start=6, stop=10)]
+
+    def slots(most_places: int | None) -> list[list[int]]:
+        return [batch.slots.tolist() for batch in prefill_pass(chunks, CPU, most_places)]
+
+    assert slots(None) == slots(120) == [[0, 1, 2]]
+    assert slots(119) == slots(24) == [[2, 0], [1]]
+    assert slots(23) == slots(1) == [[2], [0], [1]]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(1, 40)), min_size=1, max_size=9), st.none() | st.integers(1, 200)
+)
+def test_every_token_is_computed_once_and_padding_repeats_the_last_one(
+    places: list[tuple[int, int]], most_places: int | None
+) -> None:
     chunks = [chunk(number, start, start + size) for number, (start, size) in enumerate(places)]
     computed = []
-    for batch in prefill_pass(chunks, CPU):
+    for batch in prefill_pass(chunks, CPU, most_places):
+        assert most_places is None or len(batch.slots) == 1 or len(batch.slots) * batch.length <= most_places
         assert 2 * batch.count > batch.tokens.numel() or batch.count == batch.tokens.numel()
         flat = batch.unpadded(batch.tokens.flatten())
         assert torch.equal(batch.padded(flat), batch.tokens.flatten())

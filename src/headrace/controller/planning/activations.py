@@ -8,6 +8,10 @@ from typing import Any
 from headrace.config.layout import MICRO_BATCHES_A_STAGE
 from headrace.config.roles import CriticConfig
 from headrace.controller.planning.trained_memory import OfTrainer
+from headrace.engines.embedded.core import MOST_WAITING
+from headrace.engines.embedded.prefill import MOST_PLACES
+from headrace.engines.embedded.runners.graphs import most_graphs
+from headrace.engines.embedded.scheduler import LONGEST_RUN
 from headrace.models.experts import experts_per_token
 from headrace.models.logprobs import MAX_LOGITS
 
@@ -17,6 +21,9 @@ _LOGITS_TRAINED = 4
 _LOGITS_SCORED = 3
 _LOGITS_SAMPLED = 5
 """Logits, probabilities, their sums, and what sorting or comparing them takes."""
+_KEPT_ID = 8
+_KERNELS, _KERNEL_BYTES = 20, 2**13
+"""Of a layer in a graph, and of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,22 @@ def scored_bytes(shape: DecoderShape, tokens: int, itemsize: int) -> int:
     return tokens * shape.layer_bytes(itemsize) + shape.logits_bytes(tokens, _LOGITS_SCORED)
 
 
-def engine_bytes(shape: DecoderShape, slots: int, prefill_tokens: int, itemsize: int) -> int:
-    """Of an engine's passes: prefill, of which up to half is padding, and sampling for all `slots`."""
+def engine_bytes(shape: DecoderShape, slots: int, prefill_tokens: int, itemsize: int, context: int) -> int:
+    """Of an engine's passes: prefill, of which up to half is padding, with the keys and values of a layer that it looks
+    at, by query heads; and sampling for all `slots`. `context`: tokens of the longest sequence."""
     prefill = 2 * prefill_tokens * shape.layer_bytes(itemsize)
-    return prefill + _LOGITS_SAMPLED * _FLOAT32 * slots * shape.vocabulary
+    gathered = 2 * itemsize * shape.attention * max(min(MOST_PLACES, slots * context), context)
+    return prefill + gathered + _LOGITS_SAMPLED * _FLOAT32 * slots * shape.vocabulary
+
+
+def waiting_kept_bytes(slots: int, most_kept: int) -> int:
+    """Of kept sets of decode steps whose tokens are not handed out yet, and their copy as that is done. `most_kept`:
+    ids that one has at most."""
+    step = slots * most_kept * _KEPT_ID
+    return (min(LONGEST_RUN * step, MOST_WAITING + step) * 3) // 2
+
+
+def graphs_bytes(shape: DecoderShape, slots: int, context: int) -> int:
+    """Of an engine's CUDA graphs of decode steps, beside what they compute with: a guess, which no measurement is
+    behind."""
+    return most_graphs(slots, context) * shape.layers * _KERNELS * _KERNEL_BYTES

@@ -18,8 +18,12 @@ _NOT_AT_THE_START = (
     "checkpoint: ",
     "engine: KV cache",
     "engine: activations",
+    "engine: CUDA graphs",
+    "engine: kept sets",
     f"{OF_LENT}KV cache",
     f"{OF_LENT}activations",
+    f"{OF_LENT}CUDA graphs",
+    f"{OF_LENT}kept sets",
     "trainer: activations",
     "critic: activations",
 )

@@ -14,7 +14,14 @@ from headrace.config.layout import LayoutConfig
 from headrace.config.values.dtypes import ITEM_BYTES
 from headrace.config.values.hosts import is_loopback
 from headrace.controller.planning import free_memory
-from headrace.controller.planning.activations import DecoderShape, engine_bytes, passes_bytes, scored_bytes
+from headrace.controller.planning.activations import (
+    DecoderShape,
+    engine_bytes,
+    graphs_bytes,
+    passes_bytes,
+    scored_bytes,
+    waiting_kept_bytes,
+)
 from headrace.controller.planning.cache_memory import (
     KV_CACHE,
     MOST_TOLD,
@@ -338,11 +345,17 @@ def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
     for name, (computes, budget) in scoring.items():
         if computes:
             uses[f"{name}: activations"] = scored_bytes(shape, max(budget, longest), itemsize)
-    slots = config.engine.max_concurrent_sequences
-    of_engine = engine_bytes(shape, slots, config.engine.prefill_tokens_per_step, ITEM_BYTES[engine_dtype(config)])
-    uses["engine: activations and logits"] = config.engine.total * of_engine
-    if config.engine.lent:
-        uses[f"{OF_LENT}activations and logits"] = config.engine.lent * of_engine
+    slots, context = config.engine.max_concurrent_sequences, context_limit(model_config, config.engine)
+    prefilled, of_number = config.engine.prefill_tokens_per_step, ITEM_BYTES[engine_dtype(config)]
+    of_engine = {
+        "activations and logits": engine_bytes(shape, slots, prefilled, of_number, context),
+        "CUDA graphs": graphs_bytes(shape, slots, context),
+    }
+    if config.truncates:
+        most_kept = min(config.most_kept or shape.vocabulary, shape.vocabulary)
+        of_engine["kept sets that wait"] = waiting_kept_bytes(slots, most_kept)
+    for kind, count in (("engine: ", config.engine.total), (OF_LENT, config.engine.lent)):
+        uses |= {f"{kind}{use}": count * size for use, size in of_engine.items() if count}
     return uses
 
 

@@ -37,6 +37,8 @@ _STEPS_BETWEEN_LOOKS = 8
 """On a GPU the host looks for stop tokens, which costs a sync, once in so many steps."""
 _PACE = 32
 """Tokens in a chunk of a stream that need not come soon: each chunk wakes its reader."""
+MOST_WAITING = 2**28
+"""Bytes of kept sets, beyond which a run of decode steps ends and hands them out."""
 
 Output = tuple[Sequence, TokenChunk | EngineError]
 
@@ -267,6 +269,7 @@ class EngineCore:
         tokens: list[torch.Tensor] = []
         logprobs: list[torch.Tensor] = []
         kept: list[Kept] = []
+        waiting = 0
         for step in range(steps):
             mark("decode_step")
             logits = self._runner.decode(batch.tokens, batch.positions, length + step)
@@ -276,7 +279,8 @@ class EngineCore:
             logprobs.append(sampled.logprobs)
             if sampled.kept is not None and batch.wants_kept:
                 kept.append(sampled.kept)
-            if self.interrupt or self._sees_stop(tokens):
+                waiting += sampled.kept.ids.nbytes
+            if self.interrupt or waiting > MOST_WAITING or self._sees_stop(tokens):
                 break
         return _Run(
             torch.stack(tokens).cpu().numpy(),

@@ -11,7 +11,7 @@ from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.embedded.storage import Copy, Storage, WholeSlots
 from headrace.weights.version import Version
 
-_LONGEST_RUN = 16
+LONGEST_RUN = 16
 """Decode steps without a look at the event loop, and with one number of threads; the hop costs less than 1%."""
 _STREAM_RUN = 4
 _HOLD_STEPS = 8
@@ -283,7 +283,7 @@ class Scheduler:
     def _run_length(self, prefilling: bool) -> int:
         if not self.running:
             return 0
-        longest = 1 if prefilling else _LONGEST_RUN
+        longest = 1 if prefilling else LONGEST_RUN
         for sequence in self.running:
             longest = min(longest, sequence.room)
             if sequence.request.stream and sequence.request.soon:

@@ -75,5 +75,11 @@ class DecodeGraphs:
         return _Graph(graph, tokens, positions, rows)
 
 
+def most_graphs(slots: int, context: int) -> int:
+    """How many there may be."""
+    lengths = max(0, (context - 1).bit_length() - (_SHORTEST - 1).bit_length()) + 1
+    return ((slots - 1).bit_length() + 1) * lengths
+
+
 def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
