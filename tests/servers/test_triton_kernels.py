@@ -1,4 +1,4 @@
-"""The engine's kernels for CUDA devices, by Triton's interpreter, which SGLang's environment has."""
+"""The engine's kernels for CUDA devices, by Triton's interpreter and compiler, which SGLang's environment has."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sglang_server import PYTHON
@@ -14,19 +15,33 @@ from sglang_server import PYTHON
 HELPERS = Path(__file__).parents[1] / "helpers"
 
 
-@pytest.mark.slow
-def test_they_compute_what_torchs_own_do(tmp_path: Path) -> None:
-    """Each operation, and whole models: prefill, and decode steps. float32 rounds by 2^-24, float16 by 2^-11."""
+def _told(script: str, tmp_path: Path, **environment: str) -> Any:
+    """What a script of `tests/helpers` prints last, with Triton at hand."""
     packages = next(Path(PYTHON).parents[1].glob("lib/python*/site-packages"), None)
     if packages is None or not (packages / "triton").exists():
         pytest.fail("no Triton: `make sglang-env` brings it")
-    (tmp_path / "triton").symlink_to(packages / "triton")  # nothing else of that environment
+    for one in packages.glob("triton*"):  # nothing else of that environment
+        (tmp_path / one.name).symlink_to(one)
     path = os.pathsep.join([str(HELPERS), str(tmp_path), *sys.path])
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
-    script = [sys.executable, str(HELPERS / "triton_interpreted.py")]
-    ran = subprocess.run(script, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    everything = {**os.environ, "PYTHONPATH": path, "TRITON_CACHE_DIR": str(tmp_path / "compiled"), **environment}
+    command = [sys.executable, str(HELPERS / script)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=everything)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    found = json.loads(ran.stdout.splitlines()[-1])
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_they_compile_for_devices_and_fit_into_their_shared_memory(tmp_path: Path) -> None:
+    """Of 99 KiB, which the smallest devices of these generations have for a program."""
+    shared = _told("triton_compiled.py", tmp_path)
+    assert len(shared) == 40
+    assert max(shared.values()) <= 99 * 1024, shared
+
+
+@pytest.mark.slow
+def test_they_compute_what_torchs_own_do(tmp_path: Path) -> None:
+    """Each operation, and whole models: prefill, and decode steps. float32 rounds by 2^-24, float16 by 2^-11."""
+    found = _told("triton_interpreted.py", tmp_path, TRITON_INTERPRET="1")
     assert len(found["operations"]) == 36
     for what, error in found["operations"].items():
         assert error < (1e-6 if "float32" in what else 2e-3), what

@@ -1,19 +1,19 @@
 """Kernels for CUDA devices, each in the place of several of torch's. What they compute is float32 until it is stored.
 
 Sizes of blocks are powers of two; places past the end of a row are masked. Addresses are of int64: a cache has more
-numbers than 32 bits count.
+numbers than 32 bits count. Triton's compiler looks up what annotates parameters, and knows names of its own alone.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def rms_norm(x: Any, weight: Any, out: Any, eps: Any, width: Any, BLOCK: tl.constexpr) -> None:
+def rms_norm(
+    x: tl.tensor, weight: tl.tensor, out: tl.tensor, eps: tl.tensor, width: tl.tensor, BLOCK: tl.constexpr
+) -> None:
     """x / sqrt(mean(x^2) + eps) * weight. One program for each row of x [N, width]."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -25,7 +25,7 @@ def rms_norm(x: Any, weight: Any, out: Any, eps: Any, width: Any, BLOCK: tl.cons
 
 
 @triton.jit
-def silu_gated(gate_up: Any, out: Any, width: Any, BLOCK: tl.constexpr) -> None:
+def silu_gated(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, BLOCK: tl.constexpr) -> None:
     """silu(gate) * up of [N, 2 width]. Programs: rows, blocks of columns."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -37,22 +37,22 @@ def silu_gated(gate_up: Any, out: Any, width: Any, BLOCK: tl.constexpr) -> None:
 
 @triton.jit
 def turn_and_store(
-    qkv: Any,
-    weight: Any,
-    table: Any,
-    positions: Any,
-    slots: Any,
-    query: Any,
-    cache: Any,
-    pages: Any,
-    eps: Any,
-    heads: Any,
-    kv_heads: Any,
-    head_dim: Any,
-    table_stride: Any,
-    kind_stride: Any,
-    page_stride: Any,
-    head_stride: Any,
+    qkv: tl.tensor,
+    weight: tl.tensor,
+    table: tl.tensor,
+    positions: tl.tensor,
+    slots: tl.tensor,
+    query: tl.tensor,
+    cache: tl.tensor,
+    pages: tl.tensor,
+    eps: tl.tensor,
+    heads: tl.tensor,
+    kv_heads: tl.tensor,
+    head_dim: tl.tensor,
+    table_stride: tl.tensor,
+    kind_stride: tl.tensor,
+    page_stride: tl.tensor,
+    head_stride: tl.tensor,
     NORMED: tl.constexpr,
     BLOCK: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -93,20 +93,20 @@ def turn_and_store(
 
 @triton.jit
 def attend_part(
-    query: Any,
-    cache: Any,
-    pages: Any,
-    positions: Any,
-    sums: Any,
-    peaks: Any,
-    totals: Any,
-    scale: Any,
-    heads: Any,
-    head_dim: Any,
-    table_stride: Any,
-    kind_stride: Any,
-    page_stride: Any,
-    head_stride: Any,
+    query: tl.tensor,
+    cache: tl.tensor,
+    pages: tl.tensor,
+    positions: tl.tensor,
+    sums: tl.tensor,
+    peaks: tl.tensor,
+    totals: tl.tensor,
+    scale: tl.tensor,
+    heads: tl.tensor,
+    head_dim: tl.tensor,
+    table_stride: tl.tensor,
+    kind_stride: tl.tensor,
+    page_stride: tl.tensor,
+    head_stride: tl.tensor,
     GROUP: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
@@ -157,7 +157,13 @@ def attend_part(
 
 @triton.jit
 def join_parts(
-    sums: Any, peaks: Any, totals: Any, out: Any, head_dim: Any, BLOCK: tl.constexpr, PARTS: tl.constexpr
+    sums: tl.tensor,
+    peaks: tl.tensor,
+    totals: tl.tensor,
+    out: tl.tensor,
+    head_dim: tl.tensor,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
 ) -> None:
     """One program for each of N x heads: attention over all keys, from what `attend_part` made of the parts. A part
     without keys has the peak -inf."""
