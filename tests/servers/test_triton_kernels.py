@@ -34,7 +34,7 @@ def _told(script: str, tmp_path: Path, **environment: str) -> Any:
 def test_they_compile_for_devices_and_fit_into_their_shared_memory(tmp_path: Path) -> None:
     """Of 99 KiB, which the smallest devices of these generations have for a program."""
     shared = _told("triton_compiled.py", tmp_path)
-    assert len(shared) == 40
+    assert len(shared) == 54
     assert max(shared.values()) <= 99 * 1024, shared
 
 
@@ -48,3 +48,12 @@ def test_they_compute_what_torchs_own_do(tmp_path: Path) -> None:
     assert set(found["runners"]) == {"llama", "qwen3"}
     for name, error in found["runners"].items():
         assert error < 1.0, name
+
+
+@pytest.mark.slow
+def test_they_sample_what_float64_does(tmp_path: Path) -> None:
+    """Rows cut in every way, with ties, that are not numbers, and of 50,257 tokens: tokens, log-probs and kept sets."""
+    found = _told("triton_sampled.py", tmp_path, TRITON_INTERPRET="1")
+    assert len(found) == 5
+    for what, faults in found.items():
+        assert faults == [], what

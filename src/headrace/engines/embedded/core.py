@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
 from headrace.engines.embedded.finite_logits import finite_steps, not_finite
+from headrace.engines.embedded.fused_sampling.sampler_choice import choose_sampler
 from headrace.engines.embedded.kept_run import KeptRun
 from headrace.engines.embedded.own_swap_check import require_right
 from headrace.engines.embedded.paged_cache import PagedCache
@@ -21,7 +22,7 @@ from headrace.engines.embedded.prefill import prefill_pass
 from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.embedded.routed import experts_at
 from headrace.engines.embedded.runners.choice import choose_runner
-from headrace.engines.embedded.sampler import Kept, sample
+from headrace.engines.embedded.sampler import Kept
 from headrace.engines.embedded.scheduler import Chunk, Plan, Scheduler
 from headrace.engines.embedded.slot_arrays import DecodeBatch
 from headrace.engines.embedded.storage import Copy
@@ -109,6 +110,7 @@ class EngineCore:
             self._cache = self._cache_of(plan)
             self._runner = choose_runner(model, self._cache)
             self._batch = DecodeBatch(plan.slots, model.config.get_text_config().vocab_size, model.device)
+            self._sample = choose_sampler(self._batch.vocab_size, model.device)
         by_length = plan.pages is None and model.device.type == "cpu"
         self.scheduler = Scheduler(plan.slots, prefill_tokens, by_length=by_length, storage=self._cache.storage)
         self._flip_cost: FlipCost | None = None
@@ -273,7 +275,7 @@ class EngineCore:
         for step in range(steps):
             mark("decode_step")
             logits = self._runner.decode(batch.tokens, batch.positions, length + step)
-            sampled = sample(logits, batch.rows, batch.positions + 1)
+            sampled = self._sample(logits, batch.rows, batch.positions + 1)
             batch.advance(sampled.tokens)
             tokens.append(sampled.tokens)
             logprobs.append(sampled.logprobs)

@@ -48,7 +48,7 @@ class Kept:
     """What truncation left of each row."""
 
     ids: torch.Tensor
-    """Int64 [n, K], likeliest first: the first `counts` of a row are its kept set."""
+    """Int32 or int64 [n, K]: the first `counts` of a row are its kept set, in no particular order."""
     counts: torch.Tensor
     """Int64 [n], 1 or more; 0 where a row is not truncated."""
 
