@@ -23,6 +23,7 @@ from benchmarks.gpu.ceilings import bandwidth, matrix_rate
 from benchmarks.gpu.engines import decode_row, peers_row, prefill_row, swap_rows
 from benchmarks.gpu.grpo import mode_rows, trl_rows
 from benchmarks.gpu.memory import memory_row
+from benchmarks.gpu.sampling import sampling_row
 from benchmarks.gpu.training import logprob_row, training_row
 from benchmarks.gpu.weights import weights_rows
 from benchmarks.machine import RESULTS, describe_machine
@@ -36,6 +37,14 @@ def _decode(runs: int, bytes_per_s: float, rate: float) -> list[dict[str, Any]]:
         decode_row(shape, concurrent, 1024, bytes_per_s, runs)
         for shape in ("0.5 B", "1.5 B")
         for concurrent in (64, 256)
+    ]
+
+
+def _sampling(runs: int, bytes_per_s: float, rate: float) -> list[dict[str, Any]]:
+    return [
+        sampling_row(rows, top_k, top_p, runs)
+        for rows in (64, 256)
+        for top_k, top_p in ((0, 1.0), (50, 1.0), (0, 0.95))
     ]
 
 
@@ -61,6 +70,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "logprobs": lambda runs, bytes_per_s, rate: [
         logprob_row("0.5 B", dtype) for dtype in (torch.float32, torch.bfloat16)
     ],
+    "sampling": _sampling,
     "decode": _decode,
     "peers": lambda runs, bytes_per_s, rate: [peers_row(shape, 64, 256, runs) for shape in ("0.5 B", "1.5 B")],
     # The last: what another process has opened of the device's memory stays taken until this one ends.
