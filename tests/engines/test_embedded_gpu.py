@@ -39,12 +39,14 @@ def test_greedy_tokens_and_logprobs_equal_the_cpu(name: str) -> None:
         np.testing.assert_allclose(chunk.logprobs, reference_logprobs(model, tokens, chunk.tokens), atol=1e-3)
 
 
+@pytest.mark.parametrize("context", [64, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["qwen3", "llama"])
-def test_kernels_of_its_own_agree_with_the_model_and_are_taken(name: str, dtype: torch.dtype) -> None:
+def test_kernels_of_its_own_agree_with_the_model_and_are_taken(name: str, dtype: torch.dtype, context: int) -> None:
+    """Over one page of each sequence, and over three."""
     pytest.importorskip("triton")
     model = tiny_model(name, device=CUDA).to(dtype)
-    plan = CachePlan(slots=4, max_context=64, bytes_wanted=0, pages=4)
+    plan = CachePlan(slots=4, max_context=context, bytes_wanted=0, pages=context // 16)
     with torch.inference_mode():
         runner = choose_runner(model, PagedCache(cache_shape(model.config), plan, dtype, CUDA))
     assert isinstance(runner, FusedRunner)

@@ -19,7 +19,10 @@ from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.embedded.paged_cache import PagedCache
 from headrace.engines.embedded.pages import PageTable
+from headrace.engines.embedded.runners.choice import choose_runner
+from headrace.engines.embedded.runners.fused_runner import FusedRunner
 from headrace.engines.embedded.storage import Copy
+from headrace.engines.protocol import EngineError
 from headrace.runtime.inline import InlineRuntime
 
 CPU = torch.device("cpu")
@@ -51,6 +54,30 @@ def test_a_slot_that_moves_keeps_its_pages() -> None:
     assert table.slots == [[0, 1], []]
     assert table.lacks(0, 8) == 0
     assert table.lacks(0, 9) == 1
+
+
+@pytest.mark.parametrize("pages", [1, 2, 8])
+def test_runners_are_compared_over_as_many_pages_as_there_are(pages: int) -> None:
+    model = tiny_model("qwen3")
+    plan = CachePlan(slots=2, max_context=64 * pages, bytes_wanted=0, pages=pages)
+    with torch.inference_mode():
+        cache = PagedCache(cache_shape(model.config), plan, torch.float32, CPU)
+        assert isinstance(choose_runner(model, cache), FusedRunner)
+        assert cache.pages.free == pages
+        assert not any(layer.any() for layer in cache.layers)
+
+
+def test_a_cache_that_is_wrong_from_the_third_page_on_is_found_out() -> None:
+    class Forgetful(PagedCache):
+        def window(self, layer: int, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+            keys, values = super().window(layer, rows, length)
+            values[:, :, 2 * self.page_tokens :] = 0
+            return keys, values
+
+    model = tiny_model("qwen3")
+    plan = CachePlan(slots=2, max_context=256, bytes_wanted=0, pages=8)
+    with torch.inference_mode(), pytest.raises(EngineError, match="computes other logits than its own"):
+        choose_runner(model, Forgetful(cache_shape(model.config), plan, torch.float32, CPU))
 
 
 def test_what_may_not_be_finite_is_cleared_once_nobody_has_it() -> None:

@@ -66,11 +66,11 @@ def main() -> None:
     for name in ("llama", "qwen3"):
         model = tiny_model(name)
         with torch.inference_mode():
-            plan = CachePlan(slots=4, max_context=32, bytes_wanted=0, pages=4)
+            plan = CachePlan(slots=4, max_context=140, bytes_wanted=0, pages=8)
             cache = PagedCache(cache_shape(model.config), plan, torch.float32, CPU)
             runner = FusedRunner.of(model, cache, TritonOperations)
             assert runner is not None
-            tokens = choice._probe_tokens(model, cache)
+            tokens = choice._probe_tokens(model, *choice._size(cache))
             cache.hold(*tokens.shape)
             expected = model(input_ids=tokens, use_cache=False).logits.float()
             runners[name] = choice._error(runner, tokens, expected, 1e-4)

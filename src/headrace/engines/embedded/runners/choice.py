@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+from inspect import signature
 from typing import Any
 
 import torch
 
 from headrace.config.values.dtypes import dtype_name
 from headrace.engines.embedded.cache import KeyValueCache
+from headrace.engines.embedded.paged_cache import PagedCache
 from headrace.engines.embedded.runners.fused_runner import FusedRunner
 from headrace.engines.embedded.runners.generic_runner import GenericRunner
 from headrace.engines.embedded.runners.runner import ChunkBatch, Runner
@@ -17,7 +19,10 @@ from headrace.engines.protocol import EngineError
 from headrace.models.routing import Recorded, attach_routing
 
 logger = logging.getLogger(__name__)
-_ROWS, _LENGTH = 2, 9
+_ROWS, _LENGTH, _STEPS = 2, 9, 5
+"""Sequences that runners are compared on, their tokens, and those of them that are decoded."""
+_PAGES = 2
+"""Where keys and values are in pages, so many pages of tokens come before those, as far as there is room."""
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 
@@ -27,17 +32,18 @@ def choose_runner(model: Any, cache: KeyValueCache) -> Runner:
     rows, length = _size(cache)
     cache.hold(rows, length)
     try:
-        return _choose(model, cache)
+        return _choose(model, cache, _probe_tokens(model, rows, length))
     finally:
         cache.let_go(rows, length)
 
 
-def _choose(model: Any, cache: KeyValueCache) -> Runner:
-    tokens = _probe_tokens(model, cache)
+def _choose(model: Any, cache: KeyValueCache, tokens: torch.Tensor) -> Runner:
     tolerance = _TOLERANCE[model.dtype]
     chosen = Recorded()
-    routing = {"routing": chosen} if attach_routing(model) else {}
-    expected = model(input_ids=tokens, use_cache=False, **routing).logits.float()
+    routing: dict[str, Any] = {"routing": chosen} if attach_routing(model) else {}
+    if "logits_to_keep" in signature(model.forward).parameters:  # those of all tokens would take too much room
+        routing |= {"logits_to_keep": _STEPS}
+    expected = model(input_ids=tokens, use_cache=False, **routing).logits[:, -_STEPS:].float()
     if not torch.isfinite(expected[:, -1]).all(dim=-1).any():
         raise EngineError(
             f"{type(model).__name__} computes logits that are not finite, whatever it is given: what it computes "
@@ -92,33 +98,36 @@ def _with_own_kernels(
 
 
 def _size(cache: KeyValueCache) -> tuple[int, int]:
-    """Rows, and their length, that the runners are compared with."""
-    return min(_ROWS, cache.slots), min(_LENGTH, cache.max_context)
+    """Rows, and their length, that the runners are compared with over a cache where nobody is."""
+    rows, length = min(_ROWS, cache.slots), _LENGTH
+    if isinstance(cache, PagedCache):
+        rows = min(rows, cache.pages.free)
+        length = min(length + _PAGES * cache.page_tokens, cache.pages.free // rows * cache.page_tokens)
+    return rows, min(length, cache.max_context)
 
 
-def _probe_tokens(model: Any, cache: KeyValueCache) -> torch.Tensor:
+def _probe_tokens(model: Any, rows: int, length: int) -> torch.Tensor:
     """Int64 [rows, length] of arbitrary but fixed tokens."""
-    rows, length = _size(cache)
     numbers = torch.arange(rows * length).view(rows, length)
     return ((numbers * 7919 + 13) % model.config.get_text_config().vocab_size).to(model.device)
 
 
 def _error(runner: Runner, tokens: torch.Tensor, expected: torch.Tensor, tolerance: float) -> float:
-    """Greatest deviation of the logits of the later half, in units of what is allowed, over the places where they are
-    expected to be finite. Prefills the earlier half."""
+    """Greatest deviation of the logits of the last tokens, in units of what is allowed, over the places where they are
+    expected to be finite: `expected` [rows, those at least, V]. Prefills the others, half at the least."""
     rows, length = tokens.shape
-    half = length // 2
+    start = max(length // 2, length - _STEPS)
     positions = torch.arange(length, device=tokens.device).repeat(rows, 1)
     slots = torch.arange(rows, device=tokens.device)
-    if half:
-        runner.prefill((ChunkBatch(tokens[:, :half], positions[:, :half], slots, half),))
+    if start:
+        runner.prefill((ChunkBatch(tokens[:, :start], positions[:, :start], slots, start),))
     worst = 0.0
-    for i in range(half, length):
+    for i in range(start, length):
         logits = runner.decode(tokens[:, i].contiguous(), positions[:, i].contiguous(), i + 1)
-        sound = torch.isfinite(expected[:, i]).all(dim=-1)
+        sound = torch.isfinite(expected[:, i - length]).all(dim=-1)
         if not sound.any():
             continue
-        wanted = expected[sound, i]
+        wanted = expected[sound, i - length]
         error = (logits[sound] - wanted).abs().max().item() / (tolerance * (1.0 + wanted.abs().max().item()))
         worst = max(worst, error if math.isfinite(error) else math.inf)
     return worst
