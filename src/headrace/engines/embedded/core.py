@@ -284,11 +284,7 @@ class EngineCore:
                 waiting += sampled.kept.ids.nbytes
             if self.interrupt or waiting > MOST_WAITING or self._sees_stop(tokens):
                 break
-        return _Run(
-            torch.stack(tokens).cpu().numpy(),
-            torch.stack(logprobs).cpu().numpy(),
-            KeptRun.of(kept, batch.vocab_size) if kept else None,
-        )
+        return _Run(*_on_host(tokens, logprobs), KeptRun.of(kept, batch.vocab_size) if kept else None)
 
     def _sees_stop(self, tokens: list[torch.Tensor]) -> bool:
         """Whether a stop token is among those not looked at yet."""
@@ -389,3 +385,10 @@ class EngineCore:
         """With what this lane has handed out; the others' work on the device goes on."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
+
+
+def _on_host(tokens: list[torch.Tensor], logprobs: list[torch.Tensor]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Both [steps, n], by one wait for the device."""
+    bits = torch.stack(logprobs).view(torch.int32)
+    both = torch.stack([torch.stack(tokens).to(torch.int32), bits]).cpu().numpy()
+    return both[0].astype(np.int64), both[1].view(np.float32)
