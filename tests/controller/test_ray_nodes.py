@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -58,6 +59,12 @@ def test_workers_on_another_node_than_the_controller(tmp_path: Path) -> None:
         require_whole(run, 30)
         for name in ("trainer-0", "engine-0", "engine-1", "rollout-0", "rollout-1"):
             assert (run / "logs" / f"{name}.log").is_file()
+    (node,) = re.findall(r"^  node (.*): .*, 2 slot free$", drawn.stdout, re.MULTILINE)
+    time = json.loads((run / "summary.json").read_text())["time"]
+    assert time["devices"] == {
+        f"slot 0 of {node}": pytest.approx(time["busy"]["trainer"]),
+        f"slot 1 of {node}": pytest.approx(time["busy"]["engine 0"] + time["busy"]["engine 1"]),
+    }
 
 
 def test_a_lost_node_costs_the_run_its_workers_and_no_more(tmp_path: Path) -> None:

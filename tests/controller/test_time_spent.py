@@ -227,6 +227,35 @@ def test_others_that_have_a_model_are_told_of_by_their_own_seconds() -> None:
     assert time.busy_s() == {"reference": 2.5, "trainer/0": 3.0, "trainer/1": 1.0, "trainer": 3.5}
 
 
+def test_a_device_is_as_busy_as_all_that_are_on_it() -> None:
+    """Ranks count for their model. What an engine computed before it moved counts where it was."""
+    world, activity = World(), Activity()
+    own = {"reference": 0.0, "trainer/0": 0.0, "trainer/1": 0.0, "trainer": 0.0}
+    on = {"trainer/0": ["slot 0"], "trainer/1": ["slot 1"], "reference": ["slot 1"], "engine 0": ["slot 0"]}
+    time = TimeSpent(
+        world,  # type: ignore[arg-type]
+        world,  # type: ignore[arg-type]
+        world,  # type: ignore[arg-type]
+        activity,
+        on_policy=False,
+        others=lambda: {**own},
+        devices=lambda who: on[who],
+    )
+    assert time.device_s() == {}
+    own |= {"reference": 2.5, "trainer/0": 3.0, "trainer/1": 1.0, "trainer": 3.5}
+    with activity.computes("trainer"):
+        world.passes(3.5, busy_s=0.5)
+    assert time.device_s() == {"slot 0": 3.0 + 0.5, "slot 1": 1.0 + 2.5}
+    own |= {"trainer/0": 4.0, "trainer": 4.5}
+    world.passes(1.0, busy_s=1.0)
+    world.set(is_absent=True)  # its node is lost
+    on["engine 0"] = ["slot 2", "slot 3"]
+    world.set(is_absent=False)
+    world.passes(2.0, busy_s=2.0)
+    assert time.device_s() == {"slot 0": 4.0 + 1.5, "slot 1": 3.5, "slot 2": 2.0, "slot 3": 2.0}
+    assert time.busy_s() == {"reference": 2.5, "trainer/0": 4.0, "trainer/1": 1.0, "trainer": 3.5, "engine 0": 3.5}
+
+
 def test_what_one_is_at_together_counts_once() -> None:
     now = [10.0]
     at_work = AtWork(lambda: now[0])

@@ -72,6 +72,7 @@ def totals(seconds: float, **changes: Any) -> Totals:
         },
         engines_s={"computes": 0.8 * seconds, "waits: the trainer": 0.2 * seconds},
         busy_s={"engine 0": 0.8 * seconds, "trainer": 0.5 * seconds},
+        device_s={"cuda:0": 1.3 * seconds},
         wait_s={"actor: rows of the batch": 0.4 * seconds, "rollout: the gate": 0.1 * seconds},
     )
     return replace(made, **changes)

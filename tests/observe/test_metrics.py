@@ -23,6 +23,7 @@ from headrace.observe.summary import build_summary
 DOCS = Path(__file__).parents[2] / "docs"
 OPEN = (
     "busy",
+    "devices",
     "wait_s",
     "trainer_s",
     "engines_s",

@@ -113,6 +113,7 @@ def test_names_and_values() -> None:
                 "rollout: the gate": pytest.approx(0.35),
             },
             "busy": {"engine 0": pytest.approx(0.8), "trainer": pytest.approx(0.5)},
+            "devices": {"cuda:0": pytest.approx(1.3)},
             "lent": 0.0,
             "mfu": {"training": pytest.approx(0.4), "run": pytest.approx(0.2)},
         },

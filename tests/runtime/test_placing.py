@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.runtime.placing import Bundle, Claim, Node, NoRoom, Placed, Team, Teams, placed
+from headrace.runtime.placing import Bundle, Claim, Node, NoRoom, Placed, Team, Teams, numbered, placed
 
 
 def team(role: str, count: int, devices: float = 0.0, cpus: float = 1.0, *, spread: bool = False) -> Team:
@@ -53,6 +53,30 @@ def test_parts_share_a_device_and_no_part_is_on_two() -> None:
         "engine/2": ("b", (0,)),  # 0.4 + 0.4 of a's are free, of two devices
         "reward/0": ("a", (0,)),
     }
+
+
+def test_who_comes_later_has_no_number_of_a_device_that_others_have() -> None:
+    """Of a node it is told how much is free, not of which device: as if of the first ones."""
+
+    def on(node: str, worker: str, devices: float, *numbers: int) -> Placed:
+        return Placed(Bundle((Claim(worker, devices),)), node, numbers)
+
+    kept = [on("a", "trainer/0", 2, 0, 2), on("a", "engine/0", 0.5, 3), on("b", "engine/1", 1, 0)]
+    come = [
+        on("a", "engine/2", 0.5, 0),
+        on("a", "engine/3", 0.5, 3),
+        on("a", "engine/4", 1, 0),
+        on("b", "critic/0", 2, 0, 1),
+        on("b", "rollout/0", 0),
+    ]
+    assert where(numbered(come, kept)) == {
+        "engine/2": ("a", (3,)),  # which has the part free, and nothing more
+        "engine/3": ("a", (1,)),
+        "engine/4": ("a", (4,)),
+        "critic/0": ("b", (1, 2)),
+        "rollout/0": ("b", ()),
+    }
+    assert where(numbered(kept, [])) == where(kept)
 
 
 def test_colocated_workers_are_on_the_same_device_and_count_as_its_shares() -> None:

@@ -52,6 +52,9 @@ class Cluster:
         taken = sum(each.cpus for each in self.groups if each.node == node)
         return (self.cpus.get(node, 4.0) if node in self.machines else -1.0) - taken
 
+    def here(self) -> str:
+        return "own"
+
     def living(self) -> Mapping[str, str]:
         return {node: node for node in self.machines}
 

@@ -80,7 +80,7 @@ def test_a_view_without_room_gathers_the_smallest_shares() -> None:
 
 
 def test_a_record_without_times_by_cause_says_what_computed() -> None:
-    run = samples.run(1, processes={0: samples.totals(10, trainer_s={}, engines_s={})})
+    run = samples.run(1, processes={0: samples.totals(10, trainer_s={}, engines_s={}, device_s={})})
     console = Console(width=100, file=io.StringIO(), record=True)
     console.print(describe_run(run, build_summary(run), 100))
     text = console.export_text()
@@ -425,9 +425,11 @@ def test_inspect_tells_the_law_the_reasons_and_the_waits() -> None:
         "- mean, - largest, on 0 fresh tokens",
         "0.0020 mean, 0.300 largest",
         "time of the trainer",
-        "  waits: generation    2.0 s  15%",
+        "  waits: generation    2.0 s   15%",
         "time of the engines",
-        "  waits: the trainer   2.6 s  20%",
+        "  waits: the trainer   2.6 s   20%",
+        "devices are busy",
+        "  cuda:0              17.1 s  130%",
         "mean 0.49",
         "waiting  role rollout, message has waited [long]",
     ):

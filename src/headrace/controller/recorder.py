@@ -120,6 +120,7 @@ class Recorder:
             trainer_s=self._time.trainer_s(),
             engines_s=self._time.engines_s(),
             busy_s=self._time.busy_s(),
+            device_s=self._time.device_s(),
             lent_s=self._time.lent_s(),
             mfu_s=self._operations / self.rate if self.rate else 0.0,
             wait_s=self._waits.totals(),

@@ -77,6 +77,7 @@ async def record_rollouts(
                 listeners=listeners,
                 hands=hands,
                 others=scoring_seconds(scores, [*judges.values()]),
+                judges=[*judges.values()],
             )
             recording = _recording(plan, store, base, lineage)
             base.recorder.event("started", _started(plan, base, begun))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from headrace.controller.device_time import DeviceTime
 from headrace.engines.member import summed
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import EngineStats
@@ -38,9 +39,11 @@ class TimeSpent:
         on_policy: bool,
         trains: bool = True,
         others: Callable[[], Mapping[str, float]] = dict,
+        devices: Callable[[str], Sequence[str]] = lambda who: (),
     ) -> None:
         """`on_policy`: the engines wait for each new version by design, not at a bound that could be raised. `trains`:
-        whether there is a trainer. `others`: seconds that others with a model computed, by who; none falls."""
+        whether there is a trainer. `others`: seconds that others with a model computed, by who; none falls. `devices`:
+        those that each is on now, in the words of `busy_s`."""
         self._trains = trains
         self._has_engines = not engines.is_absent
         self._clock = clock
@@ -58,6 +61,8 @@ class TimeSpent:
         self._engines_before = [member.stats().busy_s for member in engines.members]
         self._others = others
         self._others_before = others()
+        self._devices = DeviceTime(self._alone_s, devices)
+        engines.changed.listen(self._devices.look)
         activity.listen(self._look)
         flow.changed.listen(self._look)
 
@@ -98,12 +103,24 @@ class TimeSpent:
         """Seconds in which each that has a device computed: an engine, as `engine 0`, the trainer, the critic, a model
         that scores, as `reference`, the engine of a judge; of a model in several ranks each of them too, as
         `trainer/1`. Who had nothing to compute is not told."""
+        return {name: seconds for name, seconds in self._by_who().items() if seconds > 0}
+
+    def device_s(self) -> dict[str, float]:
+        """The same by device, of all that were on it added up; a model in several ranks counts by these."""
+        return self._devices.totals()
+
+    def _alone_s(self) -> dict[str, float]:
+        """Nobody twice."""
+        found = self._by_who()
+        in_ranks = {name.rpartition("/")[0] for name in found}
+        return {name: seconds for name, seconds in found.items() if name not in in_ranks}
+
+    def _by_who(self) -> dict[str, float]:
         found = {name: seconds - self._others_before.get(name, 0.0) for name, seconds in self._others().items()}
         for member in self._engines.members if self._has_engines else ():
             known = member.index < len(self._engines_before)
             found[member.name] = member.stats().busy_s - (self._engines_before[member.index] if known else 0.0)
-        found |= {lane: spent_s.totals().get(_BUSY, 0.0) for lane, spent_s in self._lanes.items()}
-        return {name: seconds for name, seconds in found.items() if seconds > 0}
+        return found | {lane: spent_s.totals().get(_BUSY, 0.0) for lane, spent_s in self._lanes.items()}
 
     def lent_s(self) -> float:
         """Seconds in which the trainer's devices were lent to engines."""

@@ -28,6 +28,8 @@ class Totals:
     busy_s: dict[str, float] = field(default_factory=dict)
     """Seconds in which each that has a device computed: as `engine 0`, `trainer`, `reference`, `trainer/1`. Empty in
     older records."""
+    device_s: dict[str, float] = field(default_factory=dict)
+    """The same by device, as `cpu`, `cuda:1` or `slot 0`: of all that were on it, added up. Empty in older records."""
     lent_s: float = 0.0
     """Seconds in which the trainer's devices were lent to engines."""
     mfu_s: float = 0.0

@@ -73,6 +73,7 @@ def build_summary(run: RunRecord) -> dict[str, Any]:
             "engines_s": dict(total.engines_s),
             "wait_s": dict(total.wait_s),
             "busy": {name: _ratio(seconds, total.elapsed_s) for name, seconds in total.busy_s.items()},
+            "devices": {name: _ratio(seconds, total.elapsed_s) for name, seconds in total.device_s.items()},
             "lent": _ratio(total.lent_s, total.elapsed_s),
             "mfu": {
                 "training": _ratio(total.mfu_s, total.train_s) or None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from headrace.runtime.local.local_refs import Keepers
@@ -31,6 +31,9 @@ class Apart(Protocol):
 
     def address(self, worker: str) -> str:
         """By which others reach it; the controller's for the empty name."""
+
+    def devices(self, worker: str) -> Sequence[str]:
+        """Those of a cluster that the worker has, as `slot 0 of NODE`; none where nobody has given it a place."""
 
     async def get(self, ref: Ref, names: Collection[str] | None = None) -> Mapping[str, Any]:
         """What is kept elsewhere. Raises RefLost."""

@@ -89,6 +89,10 @@ class EventLoopServices:
         self._check_open(kind.kind)
         return await self._place.start(kind, specs, where)
 
+    def devices(self, worker: str) -> Sequence[str]:
+        """See `Runtime.devices`."""
+        return self._place.devices(worker)
+
     async def close(self) -> None:
         """See `Runtime.close`. Errors of tasks that nobody awaited, and of workers at their end, are not raised."""
         await self._place.close()

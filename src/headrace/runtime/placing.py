@@ -6,7 +6,8 @@ A bundle is what is on one node together: one worker, or the colocated ones of s
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain, count, islice
 
 from headrace.errors import HeadraceError
 
@@ -146,6 +147,28 @@ def placed(
 def room(node: Node, bundles: Sequence[Bundle]) -> int:
     """How many of them would fit, one after another."""
     return _Left(node).room(bundles)
+
+
+def numbered(found: Sequence[Placed], kept: Sequence[Placed]) -> list[Placed]:
+    """`found`, each with numbers of devices that `kept` and those before it leave it, its own if they do. What a
+    cluster tells to be free of a node has no numbers: who comes later may have been given those of others."""
+    free: dict[tuple[str, int], float] = {}
+
+    def left(node: str, number: int) -> float:
+        return free.get((node, number), 1.0)
+
+    numbers: list[Placed] = []
+    for each in (*kept, *found):
+        part = min(each.bundle.devices, 1.0)
+        devices = each.devices
+        if len(numbers) >= len(kept) and any(left(each.node, number) + _GRAIN < part for number in devices):
+            used = sorted((rest, n) for (node, n), rest in free.items() if node == each.node and rest + _GRAIN >= part)
+            unused = (number for number in count() if (each.node, number) not in free)
+            devices = tuple(islice(chain((number for _, number in used), unused), len(devices)))
+        for number in devices:
+            free[each.node, number] = left(each.node, number) - part
+        numbers.append(replace(each, devices=devices))
+    return numbers[len(kept) :]
 
 
 def by_node(found: Sequence[Placed]) -> Mapping[str, Sequence[str]]:

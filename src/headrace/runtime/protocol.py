@@ -83,6 +83,10 @@ class Runtime(Services, Protocol):
     async def start(self, kind: type[W], specs: Sequence[object], where: Placement) -> Workers[W]:
         """Make one worker of each spec. Raises what making them raises, once none of them is left."""
 
+    def devices(self, worker: str) -> Sequence[str]:
+        """Of a worker, as engine/0, the devices that a cluster has given it, as `slot 0 of NODE`; none where none
+        has."""
+
     async def close(self) -> None:
         """Cancel what still runs, end all workers, and join every lane; with a deadline, since a user's function may
         never return."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from headrace.controller.building.device_places import devices_of
 from headrace.controller.building.device_seconds import DeviceSeconds
 from headrace.controller.building.episode_runners import episode_runner
 from headrace.controller.building.prompt_source import make_prompt_source
@@ -88,9 +89,10 @@ def lay_groundwork(
     listeners: Listeners = NOBODY,
     hands: RolloutHands | None = None,
     others: DeviceSeconds = dict,
+    judges: Sequence[EnginePool] = (),
 ) -> Groundwork:
     """`engines` have started. `committed`: the version that the run begins from. `hands`: who plays the episodes, if
-    not this process. `others`: see `TimeSpent`."""
+    not this process. `others`: see `TimeSpent`. `judges`: engines of models of their own."""
     config, clock = plan.config, runtime.clock
     rollout = config.rollout
     decode = partial(plan.codec().decode, keep_special_tokens=True)
@@ -143,6 +145,7 @@ def lay_groundwork(
             on_policy=config.async_.in_order,
             trains=not config.rollouts_only,
             others=others,
+            devices=devices_of(config, runtime, engines, judges),
         ),
         rewards.training.times,
         branch=lineage.branch,

@@ -152,6 +152,7 @@ def connect(
         listeners=listeners,
         hands=hands,
         others=device_seconds(models),
+        judges=[*models.judges.values()],
     )
     flow, table, context, recorder, record = base.flow, base.table, base.context, base.recorder, base.record
     eta = config.async_.staleness_bound

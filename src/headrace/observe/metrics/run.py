@@ -65,6 +65,14 @@ TOTALS = (
         "several (`trainer/1`). Of models that score and of ranks it is the time with a call at work there; a rank "
         "that waits for another within a pass is at work.",
     ),
+    Metric(
+        "device_s",
+        "seconds, by device",
+        "The same by device: what all that were on it computed, added up, a model in several ranks by these. A device "
+        "of a cluster is named as `headrace check` draws it (`slot 0`, in a cluster that was joined with `of` and its "
+        "node), one of this machine `cpu` or `cuda:1`; processors of another node are `cpu of` that. Of an inference "
+        "server without a place in a cluster nobody knows where it is.",
+    ),
     Metric("lent_s", "seconds", "In which the trainer's devices were lent to engines (`engine.lent`)."),
     Metric(
         "wait_s",
@@ -183,6 +191,15 @@ SUMMARY = (
         "(`engine.colocated`), what all have together is the device's, ranks left out.",
         "all are small: each waits for another",
         "see `trainer_s` and `engines_s`, which tell for whom",
+    ),
+    Metric(
+        "time.devices",
+        "share, by device",
+        "Of the run's time that in which each device was busy, as `device_s` has it: above 1 where several computed on "
+        "it at the same time.",
+        "one is small, and another is not",
+        "give the busy one's work more devices (`cluster.place`, `engine.replicas`, `trainer.layout`), or have both "
+        "on one (`cluster.colocate`)",
     ),
     Metric(
         "time.lent",

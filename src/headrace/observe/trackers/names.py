@@ -85,6 +85,7 @@ TOTALS_BY_NAME: Mapping[str, str] = {
     "trainer_s": "time/trainer_s",
     "engines_s": "time/engines_s",
     "busy_s": "time/busy_s",
+    "device_s": "time/device_s",
     "wait_s": "time/wait_s",
     "failed_samples": "samples/failed_total",
 }

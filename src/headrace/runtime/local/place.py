@@ -72,6 +72,10 @@ class Place:
         self._groups.append(group)
         return group
 
+    def devices(self, worker: str) -> Sequence[str]:
+        """See `Runtime.devices`."""
+        return () if self._apart is None else self._apart.devices(worker)
+
     def _named(self, kind: type[Any], count: int) -> list[str]:
         """The names of so many more of a kind."""
         first = self._numbers.get(kind.kind, 0)

@@ -100,6 +100,10 @@ class Processes:
         origin = Origin(path, self._packages, types, spec, closes, log)
         return RemoteWorker(name, rank, origin, where, self.folder, self._segments, self._services, self._begin)
 
+    def devices(self, worker: str) -> Sequence[str]:
+        """See `Apart.devices`."""
+        return ()
+
     async def get(self, ref: Ref, names: Collection[str] | None = None) -> Mapping[str, Any]:
         """What a process keeps. Raises RefLost."""
         return await self._links.get(ref, names)

@@ -176,6 +176,16 @@ class RayCluster:
         """See `Apart.address`."""
         return f"{self._namespace} {worker}" if self.keeps_all else self._lines.address(worker)
 
+    def devices(self, worker: str) -> Sequence[str]:
+        """See `Apart.devices`."""
+        seat = self._reservations.seat(worker)
+        if seat is None:
+            return ()
+        if not seat.devices:
+            return ("cpu" if seat.here else f"cpu of {seat.node}",)
+        of_node = "" if self._head is not None else f" of {seat.node}"
+        return [f"{self._asked.teams.device} {number}{of_node}" for number in seat.devices]
+
     async def get(self, ref: Ref, names: Collection[str] | None = None) -> Mapping[str, Any]:
         """See `Apart.get`."""
         if not self.keeps_all:

@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from headrace.runtime.node_check import NodeUnfit
-from headrace.runtime.placing import Bundle, Node, NoRoom, Placed, Team, Teams, by_node, kind_of, placed, room
+from headrace.runtime.placing import Bundle, Node, NoRoom, Placed, Team, Teams, by_node, kind_of, numbered, placed, room
 from headrace.runtime.protocol import Services
 from headrace.runtime.ray import nodes
 
@@ -45,9 +45,27 @@ _Kinds = tuple[str, ...]
 
 @dataclass(slots=True)
 class _Reserved:
-    bundle: Bundle
-    node: str
+    placed: Placed
     group: PlacementGroup
+
+    @property
+    def bundle(self) -> Bundle:
+        return self.placed.bundle
+
+    @property
+    def node(self) -> str:
+        return self.placed.node
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a worker is, in the words of people."""
+
+    node: str
+    here: bool
+    """Whether the controller is on it."""
+    devices: tuple[int, ...]
+    """Which of the node's, counted as `headrace check` draws them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +93,8 @@ class Reservations:
         self._room_s = room_s
         self._reserved: dict[tuple[str, ...], _Reserved] = {}
         """By the workers of the bundle."""
+        self._seats: dict[str, Seat] = {}
+        """By worker; of one whose node is lost the last."""
         self._had_room = {worker for team in teams.teams for bundle in team.bundles for worker in bundle.workers}
         """Who is given room from the start, or had some since."""
         self._turn = asyncio.Lock()
@@ -127,6 +147,10 @@ class Reservations:
         if node is None or node not in nodes.living():
             raise NoRoom(f"{worker}, which it is to be beside, has no place yet")
         return _on(node)
+
+    def seat(self, worker: str) -> Seat | None:
+        """None of one that asks for nothing, or has had no place. At once."""
+        return self._seats.get(worker)
 
     def release(self, worker: str) -> None:
         """It has ended for good. Blocking; on the lane where room is looked for."""
@@ -231,14 +255,20 @@ class Reservations:
 
     def _take(self, found: Sequence[Placed]) -> None:
         """Reserve all of it, in the place of what the same bundles had. Raises NoRoom: then all is as it was."""
+        names, here = nodes.living(), nodes.here()
         made: list[_Reserved] = []
+        workers = [each.bundle.workers for each in found]
+        kept = [each.placed for each in self._reserved.values() if each.bundle.workers not in workers]
         with ExitStack() as undo:
-            for each in found:
+            for each in numbered(found, kept):
                 reserved = self._reserve(each)
                 undo.callback(_remove, reserved.group)
                 made.append(reserved)
             undo.pop_all()
         for reserved in made:
+            node = reserved.node
+            seat = Seat(names.get(node, node), node == here, reserved.placed.devices)
+            self._seats |= dict.fromkeys(reserved.bundle.workers, seat)
             before = self._reserved.get(reserved.bundle.workers)
             self._reserved[reserved.bundle.workers] = reserved
             if before is not None:
@@ -254,7 +284,7 @@ class Reservations:
                 f"the room for {' + '.join(bundle.workers)} was taken by somebody else, or its node is lost; look at "
                 "`ray status`"
             )
-        return _Reserved(bundle, found.node, group)
+        return _Reserved(found, group)
 
     def _options(self, worker: str, reserved: _Reserved) -> Options:
         (cpus,) = (claim.cpus for claim in reserved.bundle.claims if claim.worker == worker)

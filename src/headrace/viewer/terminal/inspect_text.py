@@ -164,8 +164,10 @@ def _staleness(summary: Mapping[str, Any]) -> RenderableType:
 
 
 def _time(run: RunRecord) -> RenderableType:
-    """What the time of trainer and engines went to; of records that do not have it, how long they computed."""
-    found = shares(run.totals)
+    """What the time of trainer and engines went to; of records that do not have it, how long they computed. And how
+    busy each device was."""
+    total = run.totals
+    found = shares(total)
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(justify="right")
@@ -177,10 +179,13 @@ def _time(run: RunRecord) -> RenderableType:
             what = f"waits: {share.what}" if share.is_wait else share.what
             table.add_row(Text(f"  {what}"), f"{share.seconds:.1f} s", told)
     if not found:
-        total = run.totals
         table.add_row(Text("time", "bold"))
         table.add_row(Text("  engines computed"), f"{total.generate_s:.1f} s", "")
         table.add_row(Text("  trainer computed"), f"{total.train_s:.1f} s", "")
+    if total.device_s:
+        table.add_row(Text("devices are busy", "bold"))
+    for device, seconds in total.device_s.items():
+        table.add_row(Text(f"  {device}"), f"{seconds:.1f} s", percent(seconds / total.elapsed_s))
     return table
 
 
