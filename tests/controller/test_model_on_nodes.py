@@ -14,8 +14,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from headrace.config import TrainConfig
-from headrace.controller.planning.node_needs import needs_by_kind
+from headrace.controller.planning.node_needs import asked_of_nodes, needs_by_kind
 from headrace.runtime.node_check import Asked, Needs, NodeReport, NodeUnfit, look, require
+from headrace.store.origin import Origin, find_origin, take_origin, taken_origin
 
 _ALL = {"trainer", "engine", "lent", "proximal", "critic", "reference", "teacher"}
 
@@ -44,14 +45,14 @@ def model(folder: Path, value: float = 1.0) -> Path:
     return folder
 
 
-def needed(path: Path, **more: Any) -> Mapping[str, Needs]:
+def needed(path: Path, origin: Origin | None = None, **more: Any) -> Mapping[str, Needs]:
     given: dict[str, Any] = {
         "model": {"path": str(path)},
         "data": {"train": "d"},
         "runtime": {"kind": "ray"},
         **more,
     }
-    return needs_by_kind(TrainConfig.model_validate(given), None, None)
+    return needs_by_kind(TrainConfig.model_validate(given), None, None, origin)
 
 
 def weights_of(needs: Needs) -> list[Path]:
@@ -150,11 +151,72 @@ def test_each_kind_of_worker_needs_the_models_that_it_loads(base: Path, tmp_path
 
 
 def test_weights_that_nobody_loads_are_not_compared(base: Path) -> None:
-    """Those of another run are, from this one's folder."""
+    """Of the model, where another run's are taken."""
     needs = needed(base, **{"from": {"run": "runs/other"}})["trainer"]
     names = {Path(file.path).name for file in needs.files if file.digest}
     assert names == {"config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
     assert not weights_of(needs)
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Origin:
+    """What the run in `run` has taken of another, which had a critic."""
+    other = tmp_path / "other"
+    other.mkdir()
+    model(other / "model", 2.0)
+    (other / "critic").mkdir()
+    model(other / "critic" / "model", 3.0)
+    (tmp_path / "run").mkdir()
+    return take_origin(find_origin(str(other)), tmp_path / "run")
+
+
+FROM: Mapping[str, Any] = {"from": {"run": "other"}}
+
+
+def test_weights_of_the_run_that_another_begins_from_are_compared_where_it_has_them(
+    base: Path, tmp_path: Path, origin: Origin
+) -> None:
+    made = needed(base, origin, **FROM)
+    of_run = tmp_path / "run" / "origin"
+    for role in _ALL - {"critic"}:
+        assert {path.parent for path in weights_of(made[role])} == {of_run / "model"}, role
+        assert str(base / "tokenizer.json") in [file.path for file in made[role].files if file.digest]
+    assert {path.parent for path in weights_of(made["critic"])} == {of_run / "critic" / "model"}
+    assert not {path for role in ("rollout", "judge", "functions") for path in weights_of(made[role])}
+    require("n", report(made["engine"]), made["engine"], ["engine/0"])
+    first = of_run / "model" / "model-00001-of-00002.safetensors"
+    first.unlink()
+    save_file({"layer.1.weight": np.full(2_500_000, 2.5, np.float32)}, first)
+    assert refused(made["engine"]) == (
+        f"the node 10.0.0.7 (ab) on far has another {first} (from.run), which trainer/0 there need; give --dir on a "
+        "file system that all nodes share: the run's copy of what it begins from is in there"
+    )
+    shutil.rmtree(of_run)
+    assert f"far has no {of_run}/model/" in refused(made["reference"])
+    assert f"far has no {of_run}/critic/model/" in refused(made["critic"])
+
+
+def test_a_model_that_is_named_and_one_that_a_server_has_are_no_others(
+    base: Path, tmp_path: Path, origin: Origin
+) -> None:
+    named = needed(base, origin, reference={"model": str(model(tmp_path / "named", 4.0))}, **FROM)["reference"]
+    assert {path.parent.name for path in weights_of(named)} == {"named"}
+    served = needed(base, origin, engine={"kind": "vllm", "url": "http://127.0.0.1:8000"}, **FROM)
+    assert not weights_of(served["engine"])
+    assert len(weights_of(served["trainer"])) == 2
+
+
+def test_what_a_run_begins_from_is_looked_for_once_it_has_taken_it(base: Path, tmp_path: Path) -> None:
+    given = {"model": {"path": str(base)}, "data": {"train": "d"}, "runtime": {"kind": "ray"}, **FROM}
+    folder = tmp_path / "run"
+    config = TrainConfig.model_validate(given)
+    asked = asked_of_nodes(config, 1, None, lambda: None, lambda: taken_origin(folder, "other"))
+    assert not weights_of(asked.needs(None)["trainer"])
+    (folder / "origin").mkdir(parents=True)
+    model(folder / "origin" / "model", 2.0)
+    needs = asked.needs(None)
+    assert {path.parent for path in weights_of(needs["trainer"])} == {folder / "origin" / "model"}
+    assert weights_of(needs["critic"]) == weights_of(needs["trainer"])
 
 
 def test_weights_are_not_needed_beside_a_server_that_has_them(base: Path) -> None:

@@ -18,6 +18,7 @@ from headrace.runtime.apart import Apart
 from headrace.runtime.asked_of_nodes import AskedOfNodes
 from headrace.runtime.node_check import SharedNeeds
 from headrace.runtime.process.processes import Processes
+from headrace.store.origin import taken_origin
 
 
 class WorkersApart(Apart, Protocol):
@@ -70,7 +71,13 @@ def _cluster(
         logs,
         config.runtime.address,
         config.runtime.threads,
-        asked_of_nodes(config, rollouts, shared, lambda: None if folder is None else marked(folder)),
+        asked_of_nodes(
+            config,
+            rollouts,
+            shared,
+            lambda: None if folder is None else marked(folder),
+            lambda: None if folder is None or (name := config.from_.run) is None else taken_origin(folder, name),
+        ),
         logical_devices(config.cluster),
     )
 

@@ -22,6 +22,7 @@ from headrace.controller.planning.placement import run_teams
 from headrace.runtime.asked_of_nodes import AskedOfNodes
 from headrace.runtime.file_digests import digests
 from headrace.runtime.node_check import ABSENT, NeededFile, NeededModule, Needs, SharedNeeds
+from headrace.store.origin import Origin
 
 _CALL = ("rollout", "functions", "trainer", "critic")
 """Whose workers call functions of the user's."""
@@ -43,16 +44,23 @@ _MODEL_SHARED = (
     "put the model on a file system that all nodes share, or copy all files of its folder to the same path there"
 )
 _MODEL_ALONE = "remove it there, or put the model on a file system that all nodes share"
+_ORIGIN = "from.run"
+_ORIGIN_SHARED = "give --dir on a file system that all nodes share: the run's copy of what it begins from is in there"
 
 
 def asked_of_nodes(
-    config: TrainConfig, rollouts: int, shared: SharedNeeds | None, marker: Callable[[], Path | None]
+    config: TrainConfig,
+    rollouts: int,
+    shared: SharedNeeds | None,
+    marker: Callable[[], Path | None],
+    origin: Callable[[], Origin | None] = lambda: None,
 ) -> AskedOfNodes:
     """By a run. `rollouts`: workers that play. `shared`: see `Plan.shared`. `marker`: a file of the run's folder, of
-    this run alone, if there is a folder. Raises ConfigError."""
+    this run alone, if there is a folder. `origin`: what the run has taken of another in there, once it has. Raises
+    ConfigError."""
     return AskedOfNodes(
         run_teams(config, rollouts),
-        needs=lambda memory: needs_by_kind(config, marker(), memory),
+        needs=lambda memory: needs_by_kind(config, marker(), memory, origin()),
         together=together_of(config),
         meet=meeting_of(config),
         shared=shared,
@@ -60,16 +68,20 @@ def asked_of_nodes(
     )
 
 
-def needs_by_kind(config: TrainConfig, folder: Path | None, memory: Path | None) -> Mapping[str, Needs]:
+def needs_by_kind(
+    config: TrainConfig, folder: Path | None, memory: Path | None, origin: Origin | None = None
+) -> Mapping[str, Needs]:
     """Of nodes with workers of each kind. `folder`: a file of the run's folder, and `memory` one in this machine's
     memory, each of this run alone: who sees it sees what is beside it. Without one of the two nothing is asked of
-    it."""
+    it. `origin`: see `asked_of_nodes`."""
     functions, modules = functions_of(config)
     looked_at = cache(model_at)
     made: dict[str, Needs] = {}
     for role in ROLES:
         models = [
-            file for each in _loaded_by(role, config) for file in looked_at(each.key, each.path, weights=each.weights)
+            file
+            for each in _loaded_by(role, config, origin)
+            for file in looked_at(each.key, each.path, weights=each.weights)
         ]
         files = [*(functions if role in _CALL else []), *models]
         by_disk = config.transport == "disk" and role in _IN_MEMORY
@@ -133,14 +145,15 @@ def model_at(key: str, path: str, *, weights: bool = True) -> tuple[NeededFile, 
     if not (folder / CONFIG).is_file():
         return ()
     files = model_files(folder, weights=weights)
+    shared, alone = (_ORIGIN_SHARED, _ORIGIN_SHARED) if key == _ORIGIN else (_MODEL_SHARED, _MODEL_ALONE)
     whole, large = [*map(str, files.whole)], [*map(str, files.weights)]
     found = digests(whole, large)
     if unread := [each for each in (*whole, *large) if each not in found]:
         raise OSError(f"{unread[0]} ({key}) cannot be read")
     return (
-        *(NeededFile(each, found[each], key, _MODEL_SHARED) for each in whole),
-        *(NeededFile(each, found[each], key, _MODEL_SHARED, sampled=True) for each in large),
-        *(NeededFile(str(each), ABSENT, key, _MODEL_ALONE, sampled=True) for each in files.absent),
+        *(NeededFile(each, found[each], key, shared) for each in whole),
+        *(NeededFile(each, found[each], key, shared, sampled=True) for each in large),
+        *(NeededFile(str(each), ABSENT, key, alone, sampled=True) for each in files.absent),
     )
 
 
@@ -155,19 +168,24 @@ class _Loaded:
     """Else its tokenizer alone."""
 
 
-def _loaded_by(role: Role, config: TrainConfig) -> list[_Loaded]:
-    # With `from.run` weights are another run's, in the folder of this one.
-    policy = _Loaded("model.path", config.model.path, weights=config.from_.run is None)
+def _loaded_by(role: Role, config: TrainConfig, origin: Origin | None) -> list[_Loaded]:
+    # With `from.run` weights are another run's, in the folder of this one, and the tokenizer is the model's.
+    policy = [_Loaded("model.path", config.model.path, weights=config.from_.run is None)]
+    tokenizer = [replace(each, weights=False) for each in policy]
+    if origin is not None:
+        policy.append(_Loaded(_ORIGIN, str(origin.model)))
     judges = [_Loaded("judge.model", judge.path) for judge in own_judges(config.rewards)]
     match role:
         case "engine" if all(section.urls for section in config.engine.sections):  # servers that others have started
-            return [replace(policy, weights=False)]
+            return tokenizer
         case "rollout":
-            return [replace(each, weights=False) for each in (policy, *judges)]
+            return [*tokenizer, *(replace(each, weights=False) for each in judges)]
         case "judge":
             return judges
         case "functions":
             return []
+        case "critic" if origin is not None and origin.critic is not None:
+            return [_Loaded(_ORIGIN, str(origin.critic / "model"))]
     own = {
         "critic": ("critic.model", config.critic.model),
         "reference": ("reference.model", config.reference.model),
@@ -175,4 +193,4 @@ def _loaded_by(role: Role, config: TrainConfig) -> list[_Loaded]:
         "reward": ("reward.model.path", config.reward.model.path),
     }
     key, path = own.get(role, ("", None))
-    return [policy if path is None else _Loaded(key, path)]
+    return policy if path is None else [_Loaded(key, path)]
