@@ -15,12 +15,13 @@ import torch
 from engines_helpers import collect, prompt, request, tiny_model, until
 
 from headrace.config import EngineConfig
-from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
+from headrace.engines.embedded.cache_plan import CachePlan, CacheShape, cache_shape
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.embedded.paged_cache import PagedCache
 from headrace.engines.embedded.pages import PageTable
 from headrace.engines.embedded.runners.choice import choose_runner
 from headrace.engines.embedded.runners.fused_runner import FusedRunner
+from headrace.engines.embedded.runners.slot_attention import decode_attention, decode_bias
 from headrace.engines.embedded.storage import Copy
 from headrace.engines.protocol import EngineError
 from headrace.runtime.inline import InlineRuntime
@@ -65,6 +66,26 @@ def test_runners_are_compared_over_as_many_pages_as_there_are(pages: int) -> Non
         assert isinstance(choose_runner(model, cache), FusedRunner)
         assert cache.pages.free == pages
         assert not any(layer.any() for layer in cache.layers)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_attention_over_gathered_pages_is_that_over_slots(rows: int, kv_heads: int, softcap: float | None) -> None:
+    """Which lie in memory by key head first, and by row first."""
+    torch.manual_seed(0)
+    plan = CachePlan(slots=rows, max_context=256, bytes_wanted=0, pages=4 * rows)
+    cache = PagedCache(CacheShape(1, kv_heads, 16), plan, torch.float32, CPU)
+    cache.hold(rows, 200)
+    cache.layers[0].normal_()
+    gathered = cache.window(0, rows, 200)
+    bias = decode_bias(torch.tensor([199, 64, 3])[:rows], 200, None, torch.float32)
+    query = torch.randn(rows, 4, 16)
+    over_pages, over_slots = (
+        decode_attention(query, *keys_and_values, bias, 0.25, softcap)
+        for keys_and_values in (gathered, [each.contiguous() for each in gathered])
+    )
+    torch.testing.assert_close(over_pages, over_slots, rtol=1e-6, atol=1e-6)
 
 
 def test_a_cache_that_is_wrong_from_the_third_page_on_is_found_out() -> None:

@@ -17,19 +17,23 @@ def decode_attention(
     """One query per row: [n, heads, d] against keys and values [n, kv_heads, L, d]; returns [n, heads, d].
 
     `bias` [n, L] is 0 where the row may look and -inf elsewhere. Two plain matrix products over the heads that share
-    a key head: for one query per row this beats `scaled_dot_product_attention`.
+    a key head: for one query per row this beats `scaled_dot_product_attention`. They go over rows and key heads in the
+    order in which these lie in memory, as else each would copy all of what it reads.
     """
     rows, heads, dim = query.shape
-    kv_heads, length = keys.shape[1], keys.shape[2]
-    grouped = query.reshape(rows * kv_heads, heads // kv_heads, dim)
-    scores = torch.bmm(grouped, keys.flatten(0, 1).transpose(1, 2)).view(rows, heads, length)
+    kv_heads = keys.shape[1]
+    grouped, bias = query.reshape(rows, kv_heads, heads // kv_heads, dim), bias[:, None, None]
+    by_head = keys.stride(0) < keys.stride(1)  # so it is where they were gathered from pages
+    if by_head:
+        grouped, keys, values, bias = (each.transpose(0, 1) for each in (grouped, keys, values, bias))
+    scores = torch.bmm(grouped.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2)).unflatten(0, grouped.shape[:2])
     if softcap is not None:
         scores = torch.tanh(scores * (scale / softcap)) * softcap
         scale = 1.0
-    scores = torch.add(bias[:, None, :], scores, alpha=scale)
+    scores = torch.add(bias, scores, alpha=scale)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
-    out = torch.bmm(weights.view(rows * kv_heads, heads // kv_heads, length), values.flatten(0, 1))
-    return out.view(rows, heads, dim)
+    out = torch.bmm(weights.flatten(0, 1), values.flatten(0, 1)).view(grouped.shape)
+    return (out.transpose(0, 1) if by_head else out).reshape(rows, heads, dim)
 
 
 def prefill_attention(
