@@ -107,8 +107,9 @@ def _size(cache: KeyValueCache) -> tuple[int, int]:
 
 
 def _probe_tokens(model: Any, rows: int, length: int) -> torch.Tensor:
-    """Int64 [rows, length] of arbitrary but fixed tokens."""
-    numbers = torch.arange(rows * length).view(rows, length)
+    """Int64 [rows, length] of arbitrary but fixed tokens, few in a row and others in the next: one that is not finite
+    spoils all behind it."""
+    numbers = _LENGTH * torch.arange(rows)[:, None] + torch.arange(length) % _LENGTH
     return ((numbers * 7919 + 13) % model.config.get_text_config().vocab_size).to(model.device)
 
 
