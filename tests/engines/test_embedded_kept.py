@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.engines.embedded import core
-from headrace.engines.embedded.kept_run import KeptRun
+from headrace.engines.embedded.kept_run import MOST_WAITING, KeptRun
 from headrace.engines.embedded.largest import largest
 from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.embedded.sampler import Kept, sample
@@ -69,7 +69,7 @@ def test_the_kept_ids_are_the_fewest_that_reach_top_p_among_the_top_k(top_k: int
         assert float(sampled.logprobs[row]) == pytest.approx(float(of_kept), abs=1e-6)
 
 
-@pytest.mark.parametrize("waiting", [core.MOST_WAITING, 0])
+@pytest.mark.parametrize("waiting", [MOST_WAITING, 0])
 def test_each_request_gets_the_sets_of_its_own_tokens(monkeypatch: pytest.MonkeyPatch, waiting: int) -> None:
     """Streamed or whole, cut or not, asked for or not, beside each other. Where there is no room for sets that wait,
     each decode step is handed out by itself."""

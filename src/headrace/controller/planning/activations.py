@@ -8,7 +8,7 @@ from typing import Any
 from headrace.config.layout import MICRO_BATCHES_A_STAGE
 from headrace.config.roles import CriticConfig
 from headrace.controller.planning.trained_memory import OfTrainer
-from headrace.engines.embedded.core import MOST_WAITING
+from headrace.engines.embedded.kept_run import MOST_WAITING
 from headrace.engines.embedded.prefill import MOST_PLACES
 from headrace.engines.embedded.runners.graphs import most_graphs
 from headrace.engines.embedded.scheduler import LONGEST_RUN

@@ -15,7 +15,7 @@ from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
 from headrace.engines.embedded.finite_logits import finite_steps, not_finite
 from headrace.engines.embedded.fused_sampling.sampler_choice import choose_sampler
-from headrace.engines.embedded.kept_run import KeptRun
+from headrace.engines.embedded.kept_run import MOST_WAITING, KeptRun
 from headrace.engines.embedded.own_swap_check import require_right
 from headrace.engines.embedded.paged_cache import PagedCache
 from headrace.engines.embedded.prefill import prefill_pass
@@ -38,8 +38,6 @@ _STEPS_BETWEEN_LOOKS = 8
 """On a GPU the host looks for stop tokens, which costs a sync, once in so many steps."""
 _PACE = 32
 """Tokens in a chunk of a stream that need not come soon: each chunk wakes its reader."""
-MOST_WAITING = 2**28
-"""Bytes of kept sets, beyond which a run of decode steps ends and hands them out."""
 
 Output = tuple[Sequence, TokenChunk | EngineError]
 

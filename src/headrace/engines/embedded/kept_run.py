@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.engines.embedded.sampler import Kept
 
+MOST_WAITING = 2**28
+"""Bytes of kept sets, beyond which a run of decode steps ends and hands them out."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeptRun:
