@@ -155,15 +155,17 @@ def test_a_stage_that_never_returns_ends_the_run_by_name(tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", ["loss", "advantage"])
 def test_a_piece_that_never_returns_ends_the_run_by_name(tmp_path: Path, piece: str) -> None:
-    """On one thread, which the engine cannot have back either."""
+    """On one thread, which the engine cannot have back either: its lane is left behind, or the trainer's, which is told
+    to be stuck."""
     (tmp_path / "pieces.py").write_text(PIECES)
     settings = {"runtime__stall_timeout_s": 3, "rollout__episode_timeout_s": 3, "reward__timeout_s": 3}
     algorithm = {piece: f"{tmp_path}/pieces.py:hung_{piece}"}
-    job = make_job(tmp_path, algorithm=algorithm, runtime__threads=1, rollout__filters=[], **settings)
+    settings |= {"runtime__stuck": {"microbatch_s": 6}, "runtime__threads": 1}
+    job = make_job(tmp_path, algorithm=algorithm, rollout__filters=[], **settings)
     code, out = command("train", job, "--dir", tmp_path / "run", timeout=120)
     assert code == 1, out
     assert "waited 3.0 s for" in out
-    assert "did not return; it is left behind" in out
+    assert "did not return; it is left behind" in out or "trainer is stuck: no microbatch has ended for" in out
 
 
 def test_a_stage_cannot_write_into_what_others_read(tmp_path: Path) -> None:
