@@ -86,7 +86,7 @@ sglang-env: $(SGLANG_READY)
 # environments included. 65 together, on two quiet cores.
 test-slow: $(READY) $(DASHBOARD_READY) $(TRACKERS_READY) $(VLLM_READY) $(SGLANG_READY) $(VERIFIERS_READY)
 	$(BIN)/python -m pytest -m slow --ignore tests/servers $(SHARED) $(ARGS)
-	$(BIN)/python -m pytest -m slow tests/servers -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m slow tests/servers $(ARGS)
 	PYTHONPATH=$(CURDIR)/$(DASHBOARD):$(PYTHONPATH) $(BIN)/python -m pytest -m slow tests/cli/test_submit.py
 	$(TRACKERS)/bin/python -m pytest -m slow tests/trackers
 	$(VERIFIERS)/bin/python -m pytest tests/oracle/test_verifiers.py tests/oracle/test_verifiers_vllm.py
