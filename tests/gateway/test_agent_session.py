@@ -60,8 +60,10 @@ def read(trajectory: Trajectory) -> str:
 
 
 def test_a_turn_that_goes_on_reuses_what_was_sampled() -> None:
+    """Of an answer that is sent back it is known that it was delivered, whatever became of its connection."""
+
     async def play(session: AgentSession) -> None:
-        first = await ask(session, [USER])
+        first = await ask(session, [USER], delivered=False)
         assert first == {"role": "assistant", "content": "one"}
         back = {"role": "assistant", "content": [{"type": "text", "text": "one"}], "refusal": None, "annotations": []}
         await ask(session, [USER, back, {"role": "user", "content": "go"}])
@@ -73,6 +75,15 @@ def test_a_turn_that_goes_on_reuses_what_was_sampled() -> None:
     assert [turn for turn, _ in only.turns] == [False, True, False, True]
     assert engine.requests[1].prompt.tolist() == only.tokens[: -len("two") - 1].tolist()
     assert (only.response, only.metadata) == ("two", {"turns": 2, "requests": 2})
+
+
+def test_a_conversation_goes_on_from_none_whose_messages_read_alike_put_together() -> None:
+    async def play(session: AgentSession) -> None:
+        answer = await ask(session, [{"role": "user", "name": "y", "content": "x"}])
+        await ask(session, [{"role": "user", "content": "xnamey"}, answer, {"role": "user", "content": "go"}])
+
+    _, session, _ = played(play, says("one"), says("two"))
+    assert [trajectory.metadata["turns"] for trajectory in session.trajectories()] == [1, 1]
 
 
 def test_a_rewritten_history_branches_and_shares_nothing_that_is_trained_twice() -> None:
