@@ -16,7 +16,7 @@ from controller_jobs import CONFIGS, make_job
 from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.controller.building.episode_runners import policy_settings
 from headrace.controller.planning import cache_memory, free_memory
-from headrace.controller.planning.activations import waiting_kept_bytes
+from headrace.controller.planning.activations import DecoderShape, engine_bytes, waiting_kept_bytes
 from headrace.controller.planning.cache_memory import plan_kv_cache
 from headrace.controller.planning.describe import describe_plan
 from headrace.controller.planning.memory_estimate import estimate_memory
@@ -254,6 +254,13 @@ def test_what_an_engine_needs_beside_weights_and_cache_on_a_device_by_hand(
         "engine: kept sets that wait"
         not in estimate_memory(load_config(TrainConfig, job), CONFIGS["qwen3"](), CUDA).uses
     )
+
+
+def test_a_prefill_gathers_so_many_keys_at_most_or_those_of_one_sequence() -> None:
+    """65,536: as 64 sequences of 1,024 tokens or of 8,192; of one that is longer, all. 64 numbers each, twice."""
+    shape = DecoderShape.of(CONFIGS["qwen3"]())
+    short, long, longest = (engine_bytes(shape, 64, 1, 4, context) for context in (1024, 8192, 2**17))
+    assert short == long == longest - 2 * 4 * 64 * 2**16
 
 
 def test_kept_sets_that_wait_are_as_many_as_fit_and_a_step_more() -> None:
