@@ -79,6 +79,9 @@ class Probe:
     async def pid(self) -> int:
         return os.getpid()
 
+    def collections(self) -> tuple[int, int]:
+        return gc.get_freeze_count(), gc.get_threshold()[0]
+
     async def loop_thread(self) -> str:
         return threading.current_thread().name
 

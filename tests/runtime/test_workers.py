@@ -151,6 +151,23 @@ def test_blocking_methods_are_on_the_worker_s_lane_and_async_ones_in_the_loop(ru
     run_in_time(main)
 
 
+@pytest.mark.parametrize("apart", ["process", *ON_RAY])
+def test_in_a_process_of_its_own_what_was_there_at_first_is_left_out_of_collections(
+    apart: str, request: pytest.FixtureRequest
+) -> None:
+    """A full one over a million imported objects holds up every thread for a fifth of a second."""
+    if apart in FROM_RAY:
+        request.getfixturevalue("one_ray")
+
+    async def main(runtime: Runtime) -> None:
+        probes = await runtime.start(Probe, [A], HERE)
+        (seen,) = await probes.call("collections", what="what is left out")
+        assert seen[0] > 10_000
+        assert seen[1] > 700, "Python's own"
+
+    RUNS[apart](main)
+
+
 def test_a_worker_s_own_error_says_who_raised_what_and_where(run: Run) -> None:
     async def main(runtime: Runtime) -> None:
         probes = await runtime.start(Probe, [A, B], HERE)

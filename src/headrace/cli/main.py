@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import gc
 import os
 import sys
 import threading
@@ -17,6 +16,7 @@ from headrace import __version__
 from headrace.config.errors import ConfigError
 from headrace.config.kinds import KINDS
 from headrace.observe.untrusted import visible
+from headrace.runtime.collection import expect_imports
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)
@@ -25,8 +25,6 @@ _BAD_INPUT, _FAILED, _UNREAD = 2, 1, 141
 """The last as of a program that SIGPIPE ends."""
 _IDLE_S = 0.2
 """A thread without a call has ended by then."""
-_OBJECTS_BETWEEN_COLLECTIONS = 50_000
-"""Imports make a million objects that stay; at Python's own 700 they are looked at again and again."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -270,7 +268,7 @@ def _config(parser: argparse.ArgumentParser, what: str = "YAML file") -> None:
 
 def entry() -> NoReturn:
     """`main` as a process, which ends even if a call of the user's never returns."""
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+    expect_imports()
     try:
         code = main()
     except BaseException:

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 
+from headrace.runtime.collection import expect_imports
 from headrace.runtime.process.boot import Boot, class_at
 from headrace.runtime.process.identity import end_with_parent, name_process, open_many_files
 from headrace.runtime.process.served import ServedWorker
@@ -21,6 +22,7 @@ def main() -> None:
     end_with_parent(boot.parent, boot.life)
     name_process(boot.name)
     open_many_files()
+    expect_imports()
     sys.path += [path for path in boot.paths if path not in sys.path]
     asyncio.run(_serve(boot))
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from headrace.runtime.clock import SystemClock
+from headrace.runtime.collection import expect_imports
 from headrace.runtime.process.boot import PACKAGE, WorkerBoot, class_at
 from headrace.runtime.process.identity import leave_signals, name_process, open_many_files
 from headrace.runtime.process.joined_apart import Gate, GateKeeper, JoinedApart, Launcher, served_apart
@@ -185,6 +186,7 @@ def serve(folder: Path, joined: Joined) -> NoReturn:
     leave_signals()
     name_process(boot.name)
     open_many_files()
+    expect_imports()
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(socket_path(site, boot.name)))
     listening.listen(128)
@@ -204,6 +206,7 @@ def _serve_apart(folder: Path, joined: Joined) -> NoReturn:
         leave_signals()
         name_process(worker)
         open_many_files()
+        expect_imports()
 
     while time.monotonic() < end:
         told = _read(folder / _MEETING)

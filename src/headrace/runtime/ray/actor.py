@@ -12,9 +12,11 @@ import platform
 import sys
 from collections import deque
 from collections.abc import Awaitable
+from contextlib import ExitStack
 from typing import Any
 
 from headrace.errors import HeadraceError
+from headrace.runtime.collection import rare_collections
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.local.awaited import WINDOW
 from headrace.runtime.local.host import WorkerHost
@@ -50,6 +52,8 @@ class Actor:
         self._left = asyncio.Event()
         self._why = "it left"
         self._begun = False
+        self._for_good = ExitStack()
+        """What holds until the process ends."""
 
     async def build(self, number: str, box: Box) -> Told:
         """The worker, from its spec."""
@@ -64,6 +68,7 @@ class Actor:
             except HeadraceError as error:
                 raised, host = as_worker_error(error, boot.name, boot.rank), platform.node()
                 raise WorkerError(boot.rank, raised.type, f"{raised.text} (on {host})", worker=boot.name) from error
+            self._for_good.enter_context(rare_collections())
 
         return await self._told(number, made(), f"the spec of {self._boot.name}")
 

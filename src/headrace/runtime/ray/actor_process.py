@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from headrace.runtime.collection import expect_imports
 from headrace.runtime.node_check import require_same, versions
 from headrace.runtime.process.boot import class_at, thread_variables
 from headrace.runtime.process.identity import end_with_starter, open_many_files
@@ -27,6 +28,7 @@ def worker_class(boot: ActorBoot) -> Any:
     sys.path += [path for path in boot.paths if path not in sys.path]
     end_with_starter()  # the raylet: Ray's own watch over it leaves an actor with a call that waits
     open_many_files()
+    expect_imports()
     return class_at(boot.kind, boot.packages)
 
 
