@@ -42,6 +42,9 @@ from headrace.runtime.inline import InlineRuntime
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.shm import ShmPublisher
 
+CONTEXT = 320
+"""Of the engine: tokens enough that requests still run when it is paused."""
+
 
 class Broken:
     """An engine that does one thing wrong."""
@@ -161,12 +164,12 @@ async def dies(subject: Subject) -> None:
 def put_to(checks: tuple[Check, ...], folder: Path, made: Callable[[EmbeddedEngine], Engine]) -> None:
     async def run() -> None:
         runtime = InlineRuntime()
-        engine = EmbeddedEngine(
-            copy.deepcopy(conforming.model("a")), config=EngineConfig(max_concurrent_sequences=16), runtime=runtime
-        )
+        config = EngineConfig(max_concurrent_sequences=16, max_context=CONTEXT)
+        engine = EmbeddedEngine(copy.deepcopy(conforming.model("a")), config=config, runtime=runtime)
         try:
             await engine.start()
-            subject = conforming.subject(made(engine), runtime.clock, conforming.Publications(ShmPublisher(folder)))
+            publish = conforming.Publications(ShmPublisher(folder))
+            subject = conforming.subject(made(engine), runtime.clock, publish, CONTEXT)
             for check in checks:
                 await check(subject)
         finally:

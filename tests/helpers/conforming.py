@@ -96,5 +96,6 @@ class Publications:
         return self._publisher.receiver()
 
 
-def subject(engine: Engine, clock: Clock, publish: Publications) -> Subject:
-    return Subject(engine, clock, publish, partial(logprobs, kind=publish.kind), VOCAB, CONTEXT, STOPS)
+def subject(engine: Engine, clock: Clock, publish: Publications, context: int = CONTEXT) -> Subject:
+    """`context`: the engine's."""
+    return Subject(engine, clock, publish, partial(logprobs, kind=publish.kind), VOCAB, context, STOPS)

@@ -114,9 +114,8 @@ def require_no_loss(process: Run, run: Path, victim: Callable[[Run], psutil.Proc
     assert max(int(stale) for record in batches for stale in record["staleness"]) <= ETA
     assert not any(record["failed_samples"] for record in batches)
     assert kinds["engine_died"] == kinds["engine_back"] == 1
-    if victim is not worker_of:  # which ends what a server leaves
-        end = time.monotonic() + _NAME_S  # other servers of this machine come and go
-        while (left := {*SHARED.glob("psm_*"), *SHARED.glob("sglang_*")} - shared) and time.monotonic() < end:
-            time.sleep(0.5)
-        assert not left, "memory that its processes shared"
+    end = time.monotonic() + _NAME_S  # other servers of this machine come and go
+    while (left := {*SHARED.glob("psm_*"), *SHARED.glob("sglang_*")} - shared) and time.monotonic() < end:
+        time.sleep(0.5)
+    assert not left, "memory that its processes shared"
     assert not [each for each in before if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]

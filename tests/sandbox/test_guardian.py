@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -51,14 +52,18 @@ BUSY = "import re; re.match(r'(a+)+$', 'a' * 64 + 'b')"
 class Guarded:
     """A guardian of Python code, and the run's end of its line."""
 
-    def __init__(self, folder: Path, code: str, *arguments: str) -> None:
+    def __init__(self, folder: Path, code: str, *arguments: str, shared: Sequence[str] = ()) -> None:
         folder.mkdir()
         self.folder = folder
         self.line, held = socket.socketpair()
         self.line.settimeout(10)
         with held:
             command = guarded(
-                [sys.executable, "-c", code, *arguments], line=held.fileno(), folder=str(folder), passes=[]
+                [sys.executable, "-c", code, *arguments],
+                line=held.fileno(),
+                folder=str(folder),
+                passes=[],
+                shared=shared,
             )
             self.process = subprocess.Popen(command, pass_fds=[held.fileno()])
 
@@ -93,8 +98,8 @@ def is_gone(pid: int) -> bool:
 def started(tmp_path: Path) -> Iterator[Callable[..., Guarded]]:
     made: list[Guarded] = []
 
-    def start(code: str, *arguments: str) -> Guarded:
-        made.append(Guarded(tmp_path / f"work{len(made)}", code, *arguments))
+    def start(code: str, *arguments: str, shared: Sequence[str] = ()) -> Guarded:
+        made.append(Guarded(tmp_path / f"work{len(made)}", code, *arguments, shared=shared))
         return made[-1]
 
     yield start
@@ -139,6 +144,34 @@ def test_with_the_run_ends_all_that_a_command_started(
         assert one.end() == (-signal.SIGKILL if after else 0)
     until(lambda: is_gone(int((tmp_path / "pid").read_text())), "the daemon lives on")
     until(lambda: not one.folder.exists(), "the folder is there")
+
+
+@needs_linux
+@pytest.mark.parametrize("after", ["time.sleep(60)", "os.kill(os.getpid(), 9)"])
+def test_shared_memory_of_a_server_goes_with_it(started: Callable[..., Guarded], tmp_path: Path, after: str) -> None:
+    """Also where the run is killed, or the server's own process, of which only a child has it open; and no other."""
+    of_server, others = (f"/dev/shm/{name}-{os.getpid()}-{secrets.token_hex(4)}" for name in ("psm_mine", "other"))
+    code = f"""
+import os, sys, time
+files = [open(path, "w+b") for path in sys.argv[2:]]
+if os.fork() == 0:
+    open(sys.argv[1], "w").close()
+    time.sleep(60)
+while not os.path.exists(sys.argv[1]): time.sleep(0.01)
+files[0].close()
+{after}
+"""
+    try:
+        one = started(code, str(tmp_path / "ready"), of_server, others, shared=("/dev/shm/psm_", "/dev/shm/sem."))
+        until((tmp_path / "ready").exists, "the command did not start")
+        if "sleep" in after:
+            assert Path(of_server).exists()
+            one.line.close()
+        assert one.process.wait(10) == -signal.SIGKILL
+        assert [Path(path).exists() for path in (of_server, others)] == [False, True]
+    finally:
+        for path in (of_server, others):
+            Path(path).unlink(missing_ok=True)
 
 
 @needs_linux

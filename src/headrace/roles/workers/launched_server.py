@@ -20,6 +20,7 @@ from headrace.engines.protocol import EngineError
 from headrace.runtime.process.ends import first_to_end
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.sandbox.guardian import guarded
+from headrace.sandbox.shared_memory import shared_by
 
 _TERM_S, _KILL_S = 10.0, 10.0
 _OF_SERVERS = ("/dev/shm/psm_", "/dev/shm/sglang_", "/dev/shm/vllm_", "/dev/shm/sem.")
@@ -64,7 +65,7 @@ class LaunchedServer:
             with held, self._log.open("ab") as output:
                 self._began = output.tell()
                 self._guardian = await asyncio.create_subprocess_exec(
-                    *guarded(command, line=held.fileno(), folder=folder, passes=()),
+                    *guarded(command, line=held.fileno(), folder=folder, passes=(), shared=_OF_SERVERS),
                     pass_fds=[held.fileno()],
                     stdin=DEVNULL,
                     stdout=output,
@@ -182,14 +183,8 @@ def _title(process: psutil.Process) -> str:
 
 def _shared(process: psutil.Process) -> set[str]:
     """The files of shared memory that it has mapped or open, and that are its own kind's: what others gave it, as
-    weights, has other names. By /proc itself: psutil asks for the size of each mapping, a second of a large process."""
-    with contextlib.suppress(psutil.Error, OSError):
-        if not process.is_running():  # its number may be another's by now
-            return set()
-        of = Path("/proc", str(process.pid))
-        paths = {line.split(maxsplit=5)[-1] for line in (of / "maps").read_text().splitlines() if "/dev/shm/" in line}
-        for each in (of / "fd").iterdir():
-            with contextlib.suppress(OSError):  # closed meanwhile
-                paths.add(os.readlink(each))
-        return {path for path in paths if path.startswith(_OF_SERVERS)}
+    weights, has other names."""
+    with contextlib.suppress(psutil.Error):
+        if process.is_running():  # its number may be another's by now
+            return shared_by(process.pid, _OF_SERVERS)
     return set()
