@@ -68,7 +68,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "prefill": lambda runs, bytes_per_s, rate: [prefill_row(shape, rate, runs) for shape in ("0.5 B", "1.5 B")],
     "swaps": lambda runs, bytes_per_s, rate: swap_rows("0.5 B", 64, bytes_per_s, runs),
     "logprobs": lambda runs, bytes_per_s, rate: [
-        logprob_row("0.5 B", dtype) for dtype in (torch.float32, torch.bfloat16)
+        logprob_row("0.5 B", dtype, before) for dtype in (torch.float32, torch.bfloat16) for before in (64, 1984)
     ],
     "sampling": _sampling,
     "decode": _decode,

@@ -85,24 +85,20 @@ def training_row(
     }
 
 
-def logprob_row(shape: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Greatest and mean |trainer - engine| over what the engine sampled."""
-    own = Served(random_model(shape, dtype), EngineConfig(max_concurrent_sequences=64, max_context=256))
-    prompts = random_tokens(64, 64)
+def logprob_row(shape: str, dtype: torch.dtype, before: int) -> dict[str, Any]:
+    """Greatest and mean |trainer - engine| over 64 tokens that the engine sampled, behind `before` of a prompt."""
+    own = Served(random_model(shape, dtype), EngineConfig(max_concurrent_sequences=64, max_context=before + 192))
+    prompts = random_tokens(64, before)
     _, chunks = own.generate(prompts, 64)
     own.close()
     trainer = HFTrainer(
         random_model(shape, torch.float32), config=_CONFIG.trainer, loss=_nll, total_steps=1, dtype=dtype
     )
-    rows = [
-        PackRow(np.concatenate([prompt, chunk.tokens]), np.arange(128) >= 64)
-        for prompt, chunk in zip(prompts, chunks, strict=True)
-    ]
-    gaps = []
-    for start in range(0, 64, 16):
-        scored = trainer.logprobs(pack(rows[start : start + 16])).view(16, 128)[:, 64:].cpu().numpy()
-        gaps.append(np.abs(scored - np.stack([chunk.logprobs for chunk in chunks[start : start + 16]])))
+    length, gaps = before + 64, []
+    for prompt, chunk in zip(prompts, chunks, strict=True):
+        row = PackRow(np.concatenate([prompt, chunk.tokens]), np.arange(length) >= before)
+        gaps.append(np.abs(trainer.logprobs(pack([row])).view(length)[before:].cpu().numpy() - chunk.logprobs))
     del trainer
     free_memory()
     gap = np.concatenate(gaps)
-    return {"shape": shape, "dtype": str(dtype), "max": float(gap.max()), "mean": float(gap.mean())}
+    return {"shape": shape, "dtype": str(dtype), "before": before, "max": float(gap.max()), "mean": float(gap.mean())}

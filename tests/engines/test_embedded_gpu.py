@@ -45,7 +45,7 @@ def test_greedy_tokens_and_logprobs_equal_the_cpu(name: str) -> None:
 def test_kernels_of_its_own_agree_with_the_model_and_are_taken(name: str, dtype: torch.dtype, context: int) -> None:
     """Over one page of each sequence, and over three."""
     pytest.importorskip("triton")
-    model = tiny_model(name, device=CUDA).to(dtype)
+    model = tiny_model(name, dtype=dtype, device=CUDA)
     plan = CachePlan(slots=4, max_context=context, bytes_wanted=0, pages=context // 16)
     with torch.inference_mode():
         runner = choose_runner(model, PagedCache(cache_shape(model.config), plan, dtype, CUDA))

@@ -71,7 +71,14 @@ def tiny_model(
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model.to(device, dtype).eval()
+    return rounded(model.to(device), dtype).eval()
+
+
+def rounded(model: Any, dtype: torch.dtype) -> Any:
+    """With parameters of that dtype, and buffers as they were: as `from_pretrained` loads one, and a trainer has it."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 @asynccontextmanager

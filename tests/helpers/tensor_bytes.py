@@ -8,8 +8,8 @@ import torch
 
 
 def tensor_bytes() -> int:
-    """Of each storage once, however many tensors view it; of tensors that were made since the test began: the others are
-    left out of collections (`conftest.py`), and so of what is looked at."""
+    """Of each storage once, however many tensors view it; of tensors that were made since the test began: the others
+    are left out of collections (`conftest.py`), and so of what is looked at."""
     gc.collect()
     found = {}
     packed = 0

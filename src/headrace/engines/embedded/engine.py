@@ -295,7 +295,11 @@ class EmbeddedEngine:
         model, config = self._model, self._config
         self._skeleton = Skeleton(model)
         dtype = model.dtype if config.dtype is None else getattr(torch, config.dtype)
-        model.to(dtype).eval().requires_grad_(False)
+        for (
+            parameter
+        ) in model.parameters():  # not buffers: rounded, rotary frequencies are wrong by more at each position
+            parameter.data = parameter.data.to(dtype)
+        model.eval().requires_grad_(False)
         if self._planned is not None:
             plan = self._planned
         else:
