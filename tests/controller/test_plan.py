@@ -24,7 +24,7 @@ from headrace.controller.planning.plan import make_plan
 from headrace.controller.planning.table_size import largest_group, table_bytes
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.embedded.runners.graphs import most_graphs
-from headrace.models.loading import count_parameters
+from headrace.models.loading import count_parameters, parameter_sizes
 from headrace.runtime.inline import InlineRuntime
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
@@ -304,10 +304,34 @@ def test_what_is_offloaded_is_the_hosts(job: Path, device: Callable[[int], None]
     weights = "trainer: float32 weights" if dtype == "float32" else "trainer: bfloat16 weights"
     itemsize = 4 if dtype == "float32" else 2
     assert trained == {weights: itemsize * numbers, "trainer: gradients (float32)": 4 * numbers}
-    copied = {"checkpoint: copy while it is written": 12 * numbers}
+    pinned = sum(2 ** math.ceil(math.log2(4 * size)) for size in parameter_sizes(model))
+    assert 4 * numbers < pinned < 2 * 4 * numbers
+    copied = {"checkpoint: copy while it is written": 3 * pinned}
     assert found.on_host == {"trainer: float32 weights, moments": 12 * numbers, **copied}
     on_cpu = estimate_memory(load_config(TrainConfig, job, overrides), model, CPU)
     assert on_cpu.uses["trainer: AdamW moments (float32)"] == 8 * numbers
+
+
+def test_a_critic_in_bfloat16_has_weights_to_compute_with(job: Path) -> None:
+    config = load_config(TrainConfig, job, ["algorithm.recipe=ppo", "model.dtype=bfloat16"])
+    uses = estimate_memory(config, CONFIGS["qwen3"](), CPU).uses
+    numbers = count_parameters(CONFIGS["qwen3"]())
+    found = uses["critic: weights, gradients and moments (float32)"], uses["critic: bfloat16 weights"]
+    assert found == (16 * numbers, 2 * numbers)
+    plain = estimate_memory(load_config(TrainConfig, job, ["algorithm.recipe=ppo"]), CONFIGS["qwen3"](), CPU).uses
+    assert "critic: bfloat16 weights" not in plain
+
+
+def test_a_judge_of_its_own_is_counted_as_an_engine_is(tmp_path: Path, device: Callable[[int], None]) -> None:
+    """Here of the policy's own model, with as many sequences at once, and as long ones."""
+    device(2**40)
+    model = str(tmp_path / "model")
+    own = {"max_concurrent_sequences": 8, "max_context": 96}
+    judge = {"model": model, "engine": own, "prompt": "{response}", "timeout_s": 30}
+    job = make_job(tmp_path, reward={"function": "judge", "judge": judge})
+    uses = estimate_memory(load_config(TrainConfig, job), CONFIGS["qwen3"](), CUDA).uses
+    for use in ("weights", "activations and logits", "CUDA graphs"):
+        assert uses[f"judge {model}: {use}"] == uses[f"engine: {use}"], use
 
 
 def test_what_the_host_has_no_room_for_is_refused(

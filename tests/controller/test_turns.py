@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import signal
@@ -235,7 +236,7 @@ def test_what_check_says_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     found = estimate_memory(
         load_config(TrainConfig, job, ["engine.colocated=true"]), CONFIGS["qwen3"](), torch.device("cuda")
     )
-    assert found.on_host["trainer: float32 weights and moments, asleep"] == 3 * one
+    assert found.on_host["trainer: float32 weights and moments, asleep"] == 3 * 2 ** math.ceil(math.log2(one))
     generated, activations = found.turns["while a batch is generated"], found.uses["engine: activations and logits"]
     graphs = found.uses["engine: CUDA graphs"]
     assert generated == one + tied + 2 * one + activations + graphs + found.uses["engine: KV cache"]

@@ -201,11 +201,16 @@ def count_parameters(config: PreTrainedConfig, *, gives_values: bool = False) ->
 
     Raises ConfigError if it describes none.
     """
+    return sum(parameter_sizes(config, gives_values=gives_values))
+
+
+def parameter_sizes(config: PreTrainedConfig, *, gives_values: bool = False) -> list[int]:
+    """Numbers in each; see `count_parameters`."""
     if gives_values:
         config = copy.deepcopy(config)
         config.num_labels = 1
     described = outline(config, str(config.name_or_path), auto_class(gives_values=gives_values))
-    return sum(parameter.numel() for parameter in described.parameters())
+    return [parameter.numel() for parameter in described.parameters()]
 
 
 def save_pretrained_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, path: str | Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,13 +20,14 @@ class WeightSchema:
         first = next(iter(parameters.values()))
         self._dtype, self._device = first.dtype, first.device
 
-    def check(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The parameters in the model's dtype, on its device.
+    def check(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """The parameters in the model's dtype, on its device: each is brought there as it is asked for, so that whoever
+        arranges them anew has no second copy of all. One that is so already is not copied.
 
-        Raises WeightError if one is missing, extra or misshapen. A tensor that is so already is not copied.
+        Raises WeightError if one is missing, extra or misshapen.
         """
         self._require({name: tuple(tensor.shape) for name, tensor in tensors.items()})
-        return {name: tensors[name].detach().to(self._device, self._dtype) for name in self._shapes}
+        return _Brought({name: tensors[name] for name in self._shapes}, self._device, self._dtype)
 
     def require_fits(self, manifest: Manifest) -> None:
         """That a publication has them. Raises WeightError, as `check`."""
@@ -46,6 +47,23 @@ class WeightSchema:
                     f"tensor {name!r} has shape {shapes[name]}, the model has {shape}; "
                     "publish the parameters of the same model"
                 )
+
+
+class _Brought(Mapping[str, torch.Tensor]):
+    def __init__(self, tensors: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype) -> None:
+        self._tensors, self._device, self._dtype = tensors, device, dtype
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name].detach().to(self._device, self._dtype)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 def _some(verb: str, names: list[str]) -> str:

@@ -17,6 +17,11 @@ def free_bytes(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
+def pinned(size: int) -> int:
+    """What torch takes of the host's memory for so many pinned bytes: a power of two."""
+    return 1 << (size - 1).bit_length() if size > 0 else 0
+
+
 def in_units(size: int) -> str:
     """As `1.50 GiB`, or `12.00 MiB`."""
     return in_gib(size) if size >= GIB else f"{size / MIB:,.2f} MiB"

@@ -30,7 +30,7 @@ from headrace.controller.planning.cache_memory import (
     engine_dtype,
     plan_kv_cache,
 )
-from headrace.controller.planning.free_memory import SPARE, in_gib
+from headrace.controller.planning.free_memory import SPARE, in_gib, pinned
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.memory_by_turns import OF_LENT, by_turns
 from headrace.controller.planning.out_of_memory import what_to_lower
@@ -40,7 +40,7 @@ from headrace.controller.planning.trained_memory import gathered, scored_bytes_o
 from headrace.controller.planning.transports import transport_of
 from headrace.engines.embedded.cache_plan import CachePlan, context_limit
 from headrace.models.experts import routed_bytes
-from headrace.models.loading import count_parameters, read_model_config
+from headrace.models.loading import count_parameters, parameter_sizes, read_model_config
 
 _PLANE = "weight plane: newest version, and the next"
 _LEAVING = "weight plane: the copy that leaves"
@@ -48,7 +48,7 @@ _AT_RELAYS = "weight plane: two versions at each relay"
 _SENT = "weight plane: what ranks on other machines sent last, at most"
 _COPY = "checkpoint: copy while it is written"
 _BEGUN = "trainer: what a batch began with, for a replica that is made anew"
-_STATE_BYTES = 12
+_STATE_TENSORS = 3
 """Of a parameter: its float32 master, and two moments."""
 _HOST = "this host"
 _PROCESSES = "processes: Python and what all import"
@@ -157,7 +157,7 @@ def estimate_memory(
     if trainer and (sent := _sent(config, parameters)):
         (uses if device.type == "cpu" else kept)[_SENT] = sent
     if trainer and config.checkpoint.background:
-        (uses if device.type == "cpu" else kept)[_COPY] = _copied(config, parameters, device)
+        (uses if device.type == "cpu" else kept)[_COPY] = _copied(config, model_config, device)
     if trainer and (begun := _begun(config, parameters)):
         (uses if device.type == "cpu" else kept)[_BEGUN] = begun
     if device.type == "cpu":
@@ -210,9 +210,7 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
     """Weights and what goes with them, and the judges' caches."""
     trainer_bytes, engine_itemsize = ITEM_BYTES[config.model.dtype], ITEM_BYTES[engine_dtype(config)]
     text = model_config.get_text_config()
-    # The engine lays its output layer out anew, also where the model's is its embedding.
-    tied = text.vocab_size * text.hidden_size if model_config.tie_word_embeddings else 0
-    of_engine = engine_itemsize * (parameters + tied)
+    of_engine = engine_itemsize * (parameters + _laid_out_anew(model_config))
     engine_weights = config.engine.total * of_engine
     layout = config.trainer.layout
     uses = {
@@ -245,6 +243,8 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
         of_critic, text = config.critic.layout, _text_of(config, "critic", text)
         trained = trained_bytes_of(config.critic, parameters, text, config.model.dtype, device)
         uses["critic: weights, gradients and moments (float32)"] = trained.total
+        if config.model.dtype == "bfloat16" and not of_critic.stage:
+            uses["critic: bfloat16 weights"] = of_critic.model_replicas * trainer_bytes * parameters
         if of_critic.stage:
             uses["critic: weights gathered for a pass"] = trainer_bytes * gathered(of_critic, parameters, text, device)
     if config.reward.model.path is not None:
@@ -253,9 +253,15 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
         scores("reward model", own, count_parameters(scored), scored.get_text_config())
     for judge in own_judges(config.rewards):
         asked, dtype = read_model_config(judge.path), judge.engine.dtype or config.model.dtype
-        uses[f"judge {judge.path}: weights"] = ITEM_BYTES[dtype] * count_parameters(asked)
+        uses[f"judge {judge.path}: weights"] = ITEM_BYTES[dtype] * (count_parameters(asked) + _laid_out_anew(asked))
         uses[f"judge {judge.path}: KV cache"] = plan_kv_cache(asked, judge.engine, dtype, device).bytes_wanted
     return {use: size for use, size in uses.items() if size}
+
+
+def _laid_out_anew(model_config: Any) -> int:
+    """Numbers of the output layer that an engine has beside the model's own: where that is its embedding."""
+    text = model_config.get_text_config()
+    return text.vocab_size * text.hidden_size if model_config.tie_word_embeddings else 0
 
 
 def _text_of(config: TrainConfig, name: str, policy: Any) -> Any:
@@ -282,16 +288,18 @@ def _off_device(config: TrainConfig, parameters: int, text: Any, device: torch.d
     return {use: size for use, size in found.items() if size}
 
 
-def _copied(config: TrainConfig, parameters: int, device: torch.device) -> int:
-    """What a checkpoint holds, all ranks' parts together, in the host's memory. Raises ConfigError if that, beside a
-    device, has not so much."""
-    trained = parameters
+def _copied(config: TrainConfig, model_config: Any, device: torch.device) -> int:
+    """What a checkpoint holds, all ranks' parts together, in the host's memory; beside a device tensor by tensor in
+    pinned memory, of which torch takes powers of two. Raises ConfigError if that, beside a device, has not so much."""
+    policy = parameter_sizes(model_config)
+    trained = [*policy]
     if config.algorithm.needs_critic:
         own = config.critic.model
-        trained += parameters if own is None else count_parameters(read_model_config(own))
-    wanted = _STATE_BYTES * trained
+        trained += policy if own is None else parameter_sizes(read_model_config(own))
+    taken = pinned if device.type != "cpu" else int
+    wanted = sum(_STATE_TENSORS * taken(ITEM_BYTES["float32"] * numbers) for numbers in trained)
     if config.algorithm.needs_reference and config.reference.refresh_every is not None:
-        wanted += ITEM_BYTES[config.model.dtype] * parameters
+        wanted += sum(taken(ITEM_BYTES[config.model.dtype] * numbers) for numbers in policy)
     if device.type != "cpu" and wanted > (free := free_memory.free_bytes(torch.device("cpu"))):
         raise ConfigError(
             f"a checkpoint is written beside training, from a copy that takes {in_gib(wanted)} of this host's memory, "
@@ -302,14 +310,15 @@ def _copied(config: TrainConfig, parameters: int, device: torch.device) -> int:
 
 
 def _asleep(config: TrainConfig, parameters: int, text: Any, device: torch.device) -> dict[str, int]:
-    """What models in training have in the host's memory while they sleep, beside what is there in any case."""
+    """What models in training have in the host's memory while they sleep, beside what is there in any case: a flat
+    tensor of the weights, and one of each moment, pinned."""
     models = {"trainer": config.trainer} | ({"critic": config.critic} if config.algorithm.needs_critic else {})
     trained = {
         name: trained_bytes_of(own, parameters, _text_of(config, name, text), config.model.dtype, device)
         for name, own in models.items()
     }
     return {
-        f"{name}: float32 weights and moments, asleep": each.weights + each.moments
+        f"{name}: float32 weights and moments, asleep": pinned(each.weights) + 2 * pinned(each.moments // 2)
         for name, each in trained.items()
         if each.weights + each.moments
     }
@@ -356,6 +365,13 @@ def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
         of_engine["kept sets that wait"] = waiting_kept_bytes(slots, most_kept)
     for kind, count in (("engine: ", config.engine.total), (OF_LENT, config.engine.lent)):
         uses |= {f"{kind}{use}": count * size for use, size in of_engine.items() if count}
+    for judge in own_judges(config.rewards):
+        asked = read_model_config(judge.path)
+        shape, context = DecoderShape.of(asked), context_limit(asked, judge.engine)
+        slots, of_number = judge.engine.max_concurrent_sequences, ITEM_BYTES[judge.engine.dtype or config.model.dtype]
+        computed = engine_bytes(shape, slots, judge.engine.prefill_tokens_per_step, of_number, context)
+        uses[f"judge {judge.path}: activations and logits"] = computed
+        uses[f"judge {judge.path}: CUDA graphs"] = graphs_bytes(shape, slots, context)
     return uses
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
 import torch
 
@@ -70,9 +71,6 @@ class EngineWorker(EngineHost[EmbeddedEngine]):
 
     def _made(self, spec: EngineSpec, host: Host) -> EmbeddedEngine:
         model = load_causal_lm(spec.weights, dtype=getattr(torch, spec.dtype), device=spec.device)
-        return self._on(model, spec, host)
-
-    def _on(self, model: Any, spec: EngineSpec, host: Host) -> EmbeddedEngine:
         return EmbeddedEngine(model, config=spec.config, runtime=host, lane=self.kind, cache=spec.cache)
 
     def _receiver(self, offer: WeightOffer) -> WeightReceiver:
@@ -99,18 +97,17 @@ class JudgeEngineWorker(EngineWorker):
 
     kind: ClassVar[str] = "judge"
 
+    def __init__(self, spec: EngineSpec, host: Host) -> None:
+        """See `EngineWorker`."""
+        super().__init__(spec, host)
+        self._again = partial(self._made, spec, host)
+        """Reads the model once more: the engine keeps its weights as it has arranged them, and no others."""
+
     async def revive(self, offer: WeightOffer | None) -> None:
         """In the place of an engine that died: another on the same weights, which serves. Raises EngineError,
         ConfigError."""
         await self._engine.stop()
-        other = self._anew()
+        other = await self._services.compute(self.kind, self._again)
         await other.start()
         self._engine, self._taken_out = other, None
         self._news.set()
-
-    def _on(self, model: Any, spec: EngineSpec, host: Host) -> EmbeddedEngine:
-        def anew() -> EmbeddedEngine:
-            return EmbeddedEngine(model, config=spec.config, runtime=host, lane=self.kind, cache=spec.cache)
-
-        self._anew = anew
-        return anew()
