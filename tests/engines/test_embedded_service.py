@@ -178,6 +178,14 @@ def test_stop_ends_every_request_with_abort() -> None:
     assert [chunk.finish_reason for chunk in asyncio.run(run())] == [FinishReason.ABORT] * 3
 
 
+def test_one_that_is_stopped_before_it_began_to_serve_ends_like_any_other() -> None:
+    async def run() -> None:
+        async with serving(tiny_model()) as engine:
+            await engine.stop()  # nothing was awaited since it started
+
+    asyncio.run(run())
+
+
 def test_a_dying_core_fails_its_requests_instead_of_hanging_them() -> None:
     async def run() -> None:
         async with serving(tiny_model("qwen3")) as engine:

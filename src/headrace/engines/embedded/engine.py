@@ -136,7 +136,7 @@ class EmbeddedEngine:
             raise EngineError("the engine was started already")
         self._core = await self._runtime.compute(self._lane, self._build)
         self._liveness.started = True
-        self._task = self._runtime.spawn(self._serve(), "embedded engine")
+        self._task = self._runtime.spawn(self._serve(self._core), "embedded engine")
 
     async def stop(self) -> None:
         if self._task is None:
@@ -322,8 +322,8 @@ class EmbeddedEngine:
         if interrupt and self._core is not None:
             self._core.interrupt = True
 
-    async def _serve(self) -> None:
-        core = self._serving()
+    async def _serve(self, core: EngineCore) -> None:
+        """Until it is told to stop, which may be before this begins."""
         try:
             while not self._liveness.stopping:
                 self._work.clear()

@@ -115,13 +115,16 @@ def _probe_tokens(model: Any, rows: int, length: int) -> torch.Tensor:
 
 def _error(runner: Runner, tokens: torch.Tensor, expected: torch.Tensor, tolerance: float) -> float:
     """Greatest deviation of the logits of the last tokens, in units of what is allowed, over the places where they are
-    expected to be finite: `expected` [rows, those at least, V]. Prefills the others, half at the least."""
+    expected to be finite: `expected` [rows, those at least, V]. Prefills the others, half at the least, in two chunks:
+    one from the start, and one that looks back."""
     rows, length = tokens.shape
     start = max(length // 2, length - _STEPS)
     positions = torch.arange(length, device=tokens.device).repeat(rows, 1)
     slots = torch.arange(rows, device=tokens.device)
-    if start:
-        runner.prefill((ChunkBatch(tokens[:, :start], positions[:, :start], slots, start),))
+    for begin, end in ((0, start // 2), (start // 2, start)):
+        if begin < end:
+            chunk = tokens[:, begin:end], positions[:, begin:end]
+            runner.prefill((ChunkBatch(*chunk, slots, end, from_start=begin == 0),))
     worst = 0.0
     for i in range(start, length):
         logits = runner.decode(tokens[:, i].contiguous(), positions[:, i].contiguous(), i + 1)

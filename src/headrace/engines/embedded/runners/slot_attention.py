@@ -46,15 +46,14 @@ def prefill_attention(
 ) -> torch.Tensor:
     """[b, heads, T, d] against [b, kv_heads, L, d] under the bool mask [b, 1, T, L]; returns [b, heads, T, d]. Without
     one L is T, and query i looks at keys up to i."""
-    groups = query.shape[1] // keys.shape[1]
-    if softcap is None and (mask is None or query.device.type == "cpu"):
-        causal = mask is None
+    groups, causal = query.shape[1] // keys.shape[1], mask is None
+    if softcap is None and (query.device.type == "cpu" or (causal and query.dtype != torch.float32)):
         return F.scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=groups > 1
         )
     keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
-    if softcap is None:  # a device's kernel that takes masks has no grouped heads
-        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+    if softcap is None:  # a device's kernel that takes masks, or float32, has no grouped heads
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=causal, scale=scale)
     assert mask is not None, "capped scores have no kernel that knows what is causal"
     scores = torch.tanh(query @ keys.transpose(2, 3) * (scale / softcap)) * softcap
     weights = torch.softmax(scores.masked_fill(~mask, -torch.inf), dim=-1, dtype=torch.float32)
