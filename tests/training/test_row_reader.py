@@ -20,6 +20,7 @@ from headrace.runtime.refs import InlineRefs
 from headrace.training.rows.row_reader import RowReader
 
 pytestmark = pytest.mark.cpu
+SLOW = pytest.mark.slow
 READ = sum(given.tokens.nbytes for given in rows(kept=True))
 
 
@@ -46,12 +47,9 @@ def ranks(folder: Path, layout: dict[str, int], machines: Sequence[str], **more:
 @pytest.mark.parametrize(
     ("layout", "machines", "reading"),
     [
-        ({"pp": 2, "zero": 2}, ["a", "a"], [1]),
-        ({"pp": 2, "zero": 2}, ["a", "b"], [0, 1]),
-        ({"tp": 2, "pp": 2, "zero": 2}, ["a", "a", "b", "b"], [0, 2]),
-        ({"dp": 2, "tp": 2, "zero": 3}, ["a", "a", "a", "a"], [0, 2]),
+        pytest.param({"tp": 2, "pp": 2, "zero": 2}, ["a", "a", "b", "b"], [0, 2], id="in pairs"),
+        pytest.param({"dp": 2, "tp": 2, "zero": 3}, ["a"] * 4, [0, 2], id="two parts of the data", marks=SLOW),
     ],
-    ids=["together", "apart", "in pairs", "two parts of the data"],
 )
 def test_who_is_on_one_machine_reads_once(
     tmp_path: Path, layout: dict[str, int], machines: list[str], reading: list[int]
