@@ -15,13 +15,14 @@ import psutil
 import pytest
 import torch
 from engines_helpers import collect, prompt, request, serving, tiny_model
+from tensor_bytes import tensor_bytes
 
 from headrace.config import EngineConfig
 from headrace.engines.embedded.core import EngineCore
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.protocol import EngineError, RequestError, SwapMode, TokenChunk
 from headrace.engines.remote import RemoteEngine
-from headrace.roles.workers.engine import EngineSpec, EngineWorker
+from headrace.roles.workers.engine import EngineSpec, EngineWorker, JudgeEngineWorker
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.peer_of_rank import PeerOfRank
 from headrace.runtime.process.processes import Processes
@@ -102,6 +103,33 @@ def test_it_samples_what_the_engine_itself_does(tmp_path: Path) -> None:
             assert np.array_equal(mine.logprobs, theirs.logprobs)
             assert np.array_equal(mine.kept.data, theirs.kept.data)
             assert mine.finish_reason is theirs.finish_reason
+
+    asyncio.run(main())
+
+
+def test_a_judge_has_its_weights_once_and_comes_back_on_them(tmp_path: Path) -> None:
+    """As an engine of the policy has them, and after a death as well. It samples what it did."""
+    given = spec(tmp_path)
+
+    async def main() -> None:
+        runtime, sizes = InlineRuntime(), []
+        try:
+            for kind in (EngineWorker, JudgeEngineWorker):
+                before = tensor_bytes()
+                group = await runtime.start(kind, [given], INLINE)
+                await group.call("start", rank=0, what="a start")
+                sizes.append(tensor_bytes() - before)
+            judge = group.here(0)
+            assert judge is not None
+            answer = await collect(judge._engine, request("a", prompt(1, 6), 8))
+            judge._engine.kill("of the test")
+            await group.call("revive", None, rank=0, what="its return")
+            again = await collect(judge._engine, request("b", prompt(1, 6), 8))
+            assert np.array_equal(answer.tokens, again.tokens)
+            sizes.append(tensor_bytes() - before)
+        finally:
+            await runtime.close()
+        assert sizes[1] == sizes[2] == sizes[0]
 
     asyncio.run(main())
 
