@@ -11,13 +11,19 @@ from pathlib import Path
 from typing import Any
 
 HELPERS = Path(__file__).parent
+_AS_SCRIPT = """
+import gc, runpy, sys
+gc.set_threshold(50_000)  # as `expect_imports`
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def run_ranks(script: str, folder: Path, cases: Sequence[dict[str, Any]], count: int) -> None:
     """`python SCRIPT FOLDER RANK`, of each rank. The cases are in `cases.json`; each has a folder of its own there."""
     (folder / "cases.json").write_text(json.dumps(cases))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HELPERS), *sys.path])}
-    command = [sys.executable, str(HELPERS / script), str(folder)]
+    command = [sys.executable, "-c", _AS_SCRIPT, str(HELPERS / script), str(folder)]
     started = [
         subprocess.Popen(
             [*command, str(rank)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
