@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from headrace.models.captures import give_back
 from headrace.models.fast_linear import use_fast_products
 from headrace.models.file_weights import FileWeights
 from headrace.models.logprobs import token_logprobs
@@ -335,8 +336,7 @@ class HFTrainer:
         parking.park(self._reference.tensors)
         if self._joint is not None:
             self._joint.rest()
-        if self._lm.device.type == "cuda":
-            torch.cuda.empty_cache()
+        give_back(self._lm.device)
 
     def wake(self) -> None:
         if not self._sleeps or self._trained is None:

@@ -27,6 +27,7 @@ from headrace.engines.embedded.scheduler import Chunk, Plan, Scheduler
 from headrace.engines.embedded.slot_arrays import DecodeBatch
 from headrace.engines.embedded.storage import Copy
 from headrace.engines.protocol import EngineError, FinishReason, SwapMode, Tag, TokenChunk
+from headrace.models.captures import give_back
 from headrace.runtime.progress import mark, working
 from headrace.weights.expected import WeightSchema
 from headrace.weights.plane import Received, WeightReceiver
@@ -230,9 +231,8 @@ class EngineCore:
 
     def _hand_back(self) -> None:
         """What is free on a device, to whoever else computes there."""
-        if self._device.type == "cuda":
-            self._synchronize()
-            torch.cuda.empty_cache()
+        self._synchronize()
+        give_back(self._device)
 
     def _run(self, plan: Plan) -> _Run | None:
         self._cache.begin()

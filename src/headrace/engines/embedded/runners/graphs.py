@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from headrace.engines.embedded.cache import KeyValueCache
+from headrace.models.captures import captured
 
 _SHORTEST = 256
 _WARM_UPS = 2
@@ -46,16 +47,16 @@ class DecodeGraphs:
         count = len(tokens)
         bucket = min(_power_of_two(count), self._cache.slots)
         reach = min(max(_power_of_two(length), _SHORTEST), self._cache.max_context)
-        captured = self._graphs.get((bucket, reach))
-        if captured is None:
-            captured = self._capture(bucket, reach)
-            self._graphs[bucket, reach] = captured
-        captured.tokens[:count].copy_(tokens)
-        captured.positions.zero_()
-        captured.positions[:count].copy_(positions)
-        captured.rows.fill_(self._cache.slots)
-        captured.rows[:count].copy_(self._rows[:count])
-        captured.graph.replay()
+        known = self._graphs.get((bucket, reach))
+        if known is None:
+            known = self._capture(bucket, reach)
+            self._graphs[bucket, reach] = known
+        known.tokens[:count].copy_(tokens)
+        known.positions.zero_()
+        known.positions[:count].copy_(positions)
+        known.rows.fill_(self._cache.slots)
+        known.rows[:count].copy_(self._rows[:count])
+        known.graph.replay()
         return self._logits[:count]
 
     def _capture(self, bucket: int, reach: int) -> _Graph:
@@ -70,7 +71,7 @@ class DecodeGraphs:
                 self._decode(tokens, positions, rows, reach)
         torch.cuda.current_stream(device).wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
+        with captured(graph, pool=self._pool, stream=self._side):
             self._logits[:bucket].copy_(self._decode(tokens, positions, rows, reach))
         return _Graph(graph, tokens, positions, rows)
 
