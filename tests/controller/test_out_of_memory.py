@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from headrace.cli.main import main
 from headrace.config import SFTConfig, TrainConfig, load_config
 from headrace.controller.planning.out_of_memory import OutOfMemory, told, what_to_lower
 from headrace.engines.embedded.core import EngineCore
+from headrace.runtime.workers import WorkerError
 from headrace.training.trainer import HFTrainer
 
 OF_TORCH = (
@@ -102,6 +104,63 @@ def test_an_error_that_memory_led_to_is_told_as_such_and_others_pass(tmp_path: P
         of_the_cpu()
     with pytest.raises(ValueError, match="something else"), told(config):
         raise ValueError("something else")
+
+
+OF_CUDA = [
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call, so the "
+    "stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1",
+    "CUDA driver error: out of memory",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "Triton Error [CUDA]: out of memory",
+    "NCCL error in: NCCLUtils.cpp:93, unhandled cuda error (run with NCCL_DEBUG=INFO for details)\n"
+    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'",
+]
+"""What others than torch's allocator say of a device without memory."""
+
+
+def of_a_worker(text: str) -> WorkerError:
+    return WorkerError(0, "AcceleratorError", text, worker="trainer/0")
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, getattr(torch, "AcceleratorError", RuntimeError), of_a_worker])
+@pytest.mark.parametrize("text", OF_CUDA)
+def test_other_errors_of_a_device_without_memory_are_told_alike(text: str, kind: Callable[[str], Exception]) -> None:
+    config = SFTConfig.model_validate({"model": {"path": "m"}, "data": {"train": "d"}})
+    with pytest.raises(OutOfMemory) as told_of, told(config, resumes=False):
+        raise kind(text)
+    assert str(told_of.value) == (
+        "memory ran out on a CUDA device; lower trainer.max_tokens_per_microbatch (4096), set "
+        "model.gradient_checkpointing=true and trainer.optimizer.offload=true"
+    )
+
+
+def test_an_error_whose_words_crossed_a_process_says_which_device_it_was() -> None:
+    config = SFTConfig.model_validate({"model": {"path": "m"}, "data": {"train": "d"}})
+    with (
+        pytest.raises(OutOfMemory, match=r"^memory ran out on cuda:1, with 2.50 GiB more asked for; lower"),
+        told(config),
+    ):
+        raise WorkerError(0, "EngineError", f"there is no room for its KV cache: {OF_TORCH}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(handle)`",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+        "Triton Error [CUDA]: invalid argument",
+        "Cuda failure 1 'invalid argument'",
+    ],
+)
+def test_other_faults_of_a_device_pass(text: str) -> None:
+    config = SFTConfig.model_validate({"model": {"path": "m"}, "data": {"train": "d"}})
+    with pytest.raises(RuntimeError) as raised, told(config):
+        raise RuntimeError(text)
+    assert str(raised.value) == text
 
 
 def test_only_keys_that_the_command_has_are_named() -> None:
