@@ -60,5 +60,6 @@ def test_on_one_machine_all_are_on_its_processors_or_ranks_on_devices_of_their_o
 def test_of_a_server_it_is_known_only_where_a_cluster_placed_it() -> None:
     server = {"kind": "vllm", "url": "http://127.0.0.1:8000"}
     one = pool("engine 0: engine/0")
-    assert told({}, "engine 0, trainer", one, engine=server) == {"engine 0": [], "trainer": ["cpu"]}
+    model = {"path": "m", "device": "cpu"}
+    assert told({}, "engine 0, trainer", one, engine=server, model=model) == {"engine 0": [], "trainer": ["cpu"]}
     assert told({"engine/0": ["GPU 0", "GPU 1"]}, "engine 0", one, engine=server) == {"engine 0": ["GPU 0", "GPU 1"]}

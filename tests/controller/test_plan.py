@@ -167,13 +167,13 @@ def test_each_rank_has_weights_gradients_and_moments(job: Path) -> None:
 
 
 def test_a_plan_says_how_layers_are_cut_into_stages(job: Path) -> None:
-    config = load_config(TrainConfig, job, ["trainer.placement=process", "trainer.layout=d3p2"])
+    config = load_config(TrainConfig, job, ["model.device=cpu", "trainer.placement=process", "trainer.layout=d3p2"])
     words = "6 rank(s) (d3p2 by 1f1b, ZeRO-2, in stages of 1, 1 layers), each in a process of its own"
     assert words in describe_plan(make_plan(config))
 
 
 def test_a_plan_says_by_what_relays_speak(job: Path) -> None:
-    apart = ["trainer.placement=process", "weights.transport=collective"]
+    apart = ["model.device=cpu", "trainer.placement=process", "weights.transport=collective"]
     plan = make_plan(load_config(TrainConfig, job, apart))
     words = "over a relay for each that takes them by collective ("
     assert f"{words}gloo)" in describe_plan(plan)
@@ -381,7 +381,7 @@ def test_what_does_not_fit_a_device_is_refused_with_what_to_lower(job: Path, dev
 
 
 def test_a_run_that_does_not_fit_is_told_so(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = make_plan(load_config(TrainConfig, job))
+    plan = make_plan(load_config(TrainConfig, job, ["model.device=cpu"]))
     assert plan.memory.free == pytest.approx(free_memory.free_bytes(CPU), rel=0.5)
     assert "WARNING" not in describe_plan(plan)
     tight = replace(plan, memory=replace(plan.memory, free=plan.memory.total - 2**30))

@@ -154,7 +154,7 @@ def test_ranks_that_score_together_come_back_and_lose_nothing(tmp_path: Path, mo
 
 def test_check_tells_the_ranks_of_a_scorer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = make_job(tmp_path / "job", **KL, reference__placement="process", reference__layout="d2t2")
-    assert main(["check", str(job), "model.dtype=bfloat16"]) == 0
+    assert main(["check", str(job), "model.device=cpu", "model.dtype=bfloat16"]) == 0
     told = capsys.readouterr().out
     assert "4 rank(s) (d2t2, ZeRO-3), each in a process of its own" in told
     assert "reference: weights gathered for a pass" in told

@@ -23,6 +23,8 @@ from headrace.controller.planning.table_size import table_bound, table_bytes
 from headrace.runtime.process import site
 from headrace.runtime.process.site import more_room, site_parent
 
+CPU = {"model__device": "cpu"}
+"""Where weights between processes go through shared memory."""
 _HOLD_ALL = """
 import asyncio
 import socket
@@ -53,7 +55,7 @@ for needs in (lambda: Meeting(5.0), lambda: asyncio.run(serve(app, "127.0.0.1", 
 
 
 def test_too_little_shared_memory_is_told_with_how_much_is_needed(tmp_path: Path) -> None:
-    plan = make_plan(load_config(TrainConfig, str(make_job(tmp_path, engine__process=True)), []))
+    plan = make_plan(load_config(TrainConfig, str(make_job(tmp_path, **CPU, engine__process=True)), []))
     assert plan.transport == "shm"
     held = 2 * 4 * plan.memory.parameters
     assert plan.memory.published == held
@@ -68,6 +70,7 @@ def test_each_relay_of_a_receiver_has_two_versions_more(tmp_path: Path) -> None:
     """Two engines and a proximal policy."""
     job = make_job(
         tmp_path,
+        **CPU,
         engine__process=True,
         engine__replicas=2,
         algorithm__epochs_per_batch=2,
@@ -100,7 +103,7 @@ def test_what_ranks_on_other_machines_sent_last_is_counted(
     tmp_path: Path, layout: dict[str, int], changes: dict[str, object], share: float
 ) -> None:
     ray = {"runtime__kind": "ray", "runtime__address": "10.77.0.1:6379", "rollout__prompts_per_batch": 8}
-    job = make_job(tmp_path, trainer__layout=layout, **ray, **changes)
+    job = make_job(tmp_path, **CPU, trainer__layout=layout, **ray, **changes)
     memory = make_plan(load_config(TrainConfig, str(job), [])).memory
     kept = memory.uses.get("weight plane: what ranks on other machines sent last, at most", 0)
     assert kept == share * 4 * memory.parameters
@@ -115,7 +118,7 @@ def _has(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
 
 def _plays_apart(folder: Path, **changes: object) -> TrainConfig:
     """3 samples of 96 tokens a prompt, 21 bytes each with an advantage: 6,048 bytes; batches of 2."""
-    job = make_job(folder, rollout__workers=1, **changes)
+    job = make_job(folder, **CPU, rollout__workers=1, **changes)
     return load_config(TrainConfig, str(job), [])
 
 

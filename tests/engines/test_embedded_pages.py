@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from devices import DEVICE
 from engines_helpers import collect, prompt, request, tiny_model, until
 
 from headrace.config import EngineConfig
@@ -62,10 +63,11 @@ def test_runners_are_compared_over_as_many_pages_as_there_are(pages: int) -> Non
     model = tiny_model("qwen3")
     plan = CachePlan(slots=2, max_context=64 * pages, bytes_wanted=0, pages=pages)
     with torch.inference_mode():
-        cache = PagedCache(cache_shape(model.config), plan, torch.float32, CPU)
+        cache = PagedCache(cache_shape(model.config), plan, torch.float32, DEVICE)
         assert isinstance(choose_runner(model, cache), FusedRunner)
         assert cache.pages.free == pages
-        assert not any(layer.any() for layer in cache.layers)
+        # The last page is where a graph's padding rows write to.
+        assert not any(layer[:, :-1].any() for layer in cache.layers)
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
@@ -88,6 +90,7 @@ def test_attention_over_gathered_pages_is_that_over_slots(rows: int, kv_heads: i
     torch.testing.assert_close(over_pages, over_slots, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.cpu  # kernels of a device's own read pages without a window
 def test_a_cache_that_is_wrong_from_the_third_page_on_is_found_out() -> None:
     class Forgetful(PagedCache):
         def window(self, layer: int, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,10 +7,12 @@ import gc
 import time
 import weakref
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pytest
+from devices import CPU
 from engines_helpers import VOCAB, collect, greedy, prompt, published, request, serving, tiny_model
 from marked import said
 
@@ -205,7 +207,9 @@ def test_a_dying_core_fails_its_requests_instead_of_hanging_them() -> None:
 class TestMemory:
     """tiny qwen3: 2 x 3 layers x 2 heads x 8 x 4 bytes = 384 bytes a token, 49,152 a sequence of 128."""
 
-    config = tiny_model("qwen3").config
+    @cached_property
+    def config(self) -> Any:
+        return tiny_model("qwen3", device=CPU).config
 
     def test_bytes_are_slots_times_context(self) -> None:
         assert kv_cache_bytes(self.config, EngineConfig(max_concurrent_sequences=10)) == 10 * 128 * 384
