@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -92,6 +93,26 @@ def test_keys_tell_episodes_apart_and_end_with_them() -> None:
 
     answers, engine = run(test)
     assert answers == [(401, "invalid_api_key")] * 4 + [(401, "episode_closed")]
+    assert not engine.requests
+
+
+@pytest.mark.parametrize("name", [b"Authorization: Bearer ", b"x-api-key: "])
+@pytest.mark.parametrize("key", [b"hr-0-\xff", b"hr-0-\xc3\xa9", b"\xff"])
+def test_a_key_of_whatever_bytes_is_none_of_the_runs(name: bytes, key: bytes) -> None:
+    async def test(session: AgentSession, _: ScriptedEngine) -> bytes:
+        at = urlsplit(session.base_url)
+        reader, writer = await asyncio.open_connection(at.hostname, at.port)
+        try:
+            path = f"{at.path}/chat/completions".encode()
+            writer.write(b"POST " + path + b" HTTP/1.1\r\nHost: x\r\n" + name + key + b"\r\nConnection: close\r\n")
+            writer.write(b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+            return await reader.read()
+        finally:
+            writer.close()
+
+    answer, engine = run(test)
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert b"the key is none of this run's" in answer
     assert not engine.requests
 
 

@@ -107,7 +107,8 @@ class AgentGateway:
     def _session_of(self, key: str | None, episode: int) -> AgentSession:
         """Raises ApiError for a key that is none, or another episode's, and for one of an episode that was closed."""
         number = _number(key or "")
-        if number is None or not hmac.compare_digest((key or "").encode(), self._key(number).encode()):
+        given = (key or "").encode(errors="surrogateescape")
+        if number is None or not hmac.compare_digest(given, self._key(number).encode()):
             told = "there is no key" if not key else "the key is none of this run's"
             raise ApiError(f"{told}; send the episode's api_key as a bearer token", status=401, code="invalid_api_key")
         if number != episode:
