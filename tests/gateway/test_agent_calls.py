@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -242,6 +243,53 @@ def test_an_answer_with_text_behind_its_call_is_gone_on_from(route: str) -> None
     engine = ScriptedEngine(says(f"I look. {CALL} Wait."), says("v"))
     config = GatewayConfig(tool_parser="hermes")
     assert run_on(engine, test, config, max_context=400) == [f"I look. {CALL} Wait.<eos>", "v<eos>"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "histories"),
+    [
+        ('{"x": 1, "y": [1000, {"z": 0}], "on": true, "half": 0.5}', 1),
+        ('{"x": 1.0, "y": [1e3, {"z": -0.0}], "on": true, "half": 0.5}', 1),
+        ('{"x": 2, "y": [1000, {"z": 0}], "on": true, "half": 0.5}', 2),
+        ('{"x": 1, "y": [1000, {"z": 0}], "on": 1, "half": 0.5}', 2),
+    ],
+)
+@pytest.mark.parametrize("route", ["chat/completions", "messages", "responses"])
+def test_arguments_whose_whole_numbers_come_back_as_javascript_writes_them_are_the_same(
+    route: str, sent: str, histories: int
+) -> None:
+    said = CALL.replace('{"key": "k"}', '{"x": 1.0, "y": [1e3, {"z": -0.0}], "on": true, "half": 0.5}')
+    user = {"role": "user", "content": "hi"}
+
+    async def test(session: AgentSession, engine: ScriptedEngine) -> list[list[str]]:
+        match route:
+            case "messages":
+                body: dict[str, Any] = {"model": "policy", "max_tokens": 200, "messages": [user], "tools": [LOOK]}
+                _, answer = await post(session, body, route)
+                (block,) = answer["content"]
+                result = {"type": "tool_result", "tool_use_id": block["id"], "content": "v"}
+                turn = {"role": "assistant", "content": [{**block, "input": json.loads(sent)}]}
+                body["messages"] += [turn, {"role": "user", "content": [result]}]
+            case "responses":
+                tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+                body = {"model": "policy", "input": [user], "tools": [tool]}
+                _, answer = await post(session, body, route)
+                (call,) = answer["output"]
+                result = {"type": "function_call_output", "call_id": call["call_id"], "output": "v"}
+                body["input"] += [{**call, "arguments": sent}, result]
+            case _:
+                body = {"model": "policy", "messages": [user], "tools": [TOOL]}
+                _, answer = await post(session, body, route)
+                turn = answer["choices"][0]["message"]
+                turn["tool_calls"][0]["function"]["arguments"] = sent
+                result = {"role": "tool", "tool_call_id": turn["tool_calls"][0]["id"], "content": "v"}
+                body["messages"] += [turn, result]
+        assert (await post(session, body, route))[0] == 200
+        return [chosen(each) for each in session.trajectories()]
+
+    engine = ScriptedEngine(says(said), says("v"))
+    found = run_on(engine, test, GatewayConfig(tool_parser="hermes"), max_context=400)
+    assert found == ([[f"{said}<eos>", "v<eos>"]] if histories == 1 else [[f"{said}<eos>"], ["v<eos>"]])
 
 
 def _turn(answer: Any) -> dict[str, Any]:

@@ -86,6 +86,24 @@ def test_a_conversation_goes_on_from_none_whose_messages_read_alike_put_together
     assert [trajectory.metadata["turns"] for trajectory in session.trajectories()] == [1, 1]
 
 
+@pytest.mark.parametrize("within", [False, True], ids=["of the message", "of a part"])
+def test_where_a_client_marks_what_is_to_be_cached_is_no_part_of_the_history(within: bool) -> None:
+    """It moves to the newest message with each turn."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+
+    def marked(message: dict[str, Any]) -> dict[str, Any]:
+        part = {"type": "text", "text": message["content"], **mark}
+        return {**message, "content": [part]} if within else {**message, **mark}
+
+    async def play(session: AgentSession) -> None:
+        answer = await ask(session, [marked(USER)])
+        await ask(session, [USER, answer, marked({"role": "user", "content": "go"})])
+
+    _, session, _ = played(play, says("one"), says("two"))
+    (only,) = session.trajectories()
+    assert read(only) == "[user]hi[assistant]one<eos>[user]go[assistant]two<eos>"
+
+
 def test_a_rewritten_history_branches_and_shares_nothing_that_is_trained_twice() -> None:
     async def play(session: AgentSession) -> None:
         first = await ask(session, [USER])

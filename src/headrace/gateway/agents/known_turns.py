@@ -12,6 +12,10 @@ from headrace.gateway.agents.token_tree import Node
 
 _REASONING = ("reasoning_content", "reasoning", "thinking", "thinking_blocks")
 """Names of a thought, by which answers are told apart that read alike. Of no meaning in what others say."""
+_NOT_SAID = (*_REASONING, "cache_control")
+"""Keys of what others say that are no part of it. Clients move `cache_control` to the newest message with each turn."""
+_EXACT = 2**53
+"""Below it JavaScript's numbers have all whole ones."""
 _JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
 
 Digest = bytes
@@ -68,10 +72,24 @@ def _digest(before: Digest, value: Any) -> Digest:
 
 def _compared(message: Message) -> Message:
     if message["role"] != "assistant":
-        return {name: value for name, value in message.items() if name not in _REASONING}
+        return {name: value for name, value in message.items() if name not in _NOT_SAID}
     # Clients add keys of their own to what they send back, or drop some: `refusal`, `provider_specific_fields`.
-    calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]
-    return {"role": "assistant", "content": message["content"], "calls": calls}
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    compared = [[call["name"], _with_whole_numbers(call["arguments"])] for call in calls]
+    return {"role": "assistant", "content": message["content"], "calls": compared}
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    """`value` of JSON, its 1.0 as 1 (1e3 as 1000, -0.0 as 0): as a client has it that reads and writes it again in
+    JavaScript, which tells no two kinds of numbers apart."""
+    match value:
+        case dict():
+            return {name: _with_whole_numbers(each) for name, each in value.items()}
+        case list():
+            return [_with_whole_numbers(each) for each in value]
+        case float() if value.is_integer() and abs(value) < _EXACT:
+            return int(value)
+    return value
 
 
 def _same_thoughts(sent: Sequence[str], messages: Sequence[Message]) -> int:
