@@ -139,10 +139,10 @@ def test_one_whose_engines_died_begins_again_once_on_the_newest_and_is_then_give
         again = [("v4", "dies"), ("v4", "last")] if deaths == 1 else []
         assert case.recorded_of == [("v2", "first"), *again]
         assert scene.events[0][0] == "evaluation_again"
-        assert scene.events[0][1]["message"].endswith("died: dies, last")
+        assert scene.events[0][1]["message"].endswith("was lost: dies, last")
         given_up = [data["message"] for kind, data in scene.events if kind == "evaluation_given_up"]
         assert len(given_up) == (0 if deaths == 1 else 2)
-        assert all("died again" in each for each in given_up)
+        assert all("lost again" in each for each in given_up)
         assert (("ended", "dies", False) in case.told) is (deaths == 2)
 
     case.play(body)

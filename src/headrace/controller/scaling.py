@@ -126,7 +126,10 @@ class Scaling:
             raise
 
     async def _remove(self) -> None:
-        await self._end(self._there()[-1], "it was taken out of the run")
+        """The last one that no evaluation holds, which would have to begin again."""
+        there = self._there()
+        free = [member for member in there if not member.pins]
+        await self._end((free or there)[-1], "it was taken out of the run")
 
     async def _end(self, member: Member, why: str) -> None:
         assert self._pool.hires is not None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.engines.member import Member
 from headrace.engines.place import Place
+from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import PinnedVersion
 from headrace.runtime.signal import Signal
 
@@ -26,10 +27,10 @@ class PinnedEngines:
 
     @property
     def is_lost(self) -> bool:
-        """None of them lives any more."""
+        """Each of them has died, or was taken out of the run."""
         self._look()
         return all(
-            member.engine is not engine or engine.failure is not None or pin.is_lost
+            member.state is EngineState.GONE or member.engine is not engine or engine.failure is not None or pin.is_lost
             for member, engine, pin in zip(self._members, self._engines, self._held, strict=True)
         )
 

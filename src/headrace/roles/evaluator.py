@@ -21,7 +21,7 @@ NAME = "evaluator"
 class EvaluatorRole:
     """Sets that are due at once are evaluated one after another, all with one version, which an engine (or
     `evaluation.engines`) is pinned to: meanwhile it takes no newer one, and what it generates for training is as much
-    staler. If it dies, they begin again with the newest version, once."""
+    staler. If it dies, or is taken out of the run, they begin again with the newest version, once."""
 
     def __init__(
         self,
@@ -79,20 +79,20 @@ class EvaluatorRole:
                 await self._context.changed(NAME, "a version to evaluate")
 
     async def evaluate(self, due: Sequence[Evaluation]) -> None:
-        """Evaluate the present version on these sets, and record each. One that takes too long, or whose engines died
-        twice, is reported and left out."""
+        """Evaluate the present version on these sets, and record each. One that takes too long, or whose engines were
+        lost twice, is reported and left out."""
         if not due:
             return
         left = await self._evaluate_all(due)
         if left:
             names = ", ".join(each.held_out.name for each in left)
-            self._context.report("evaluation_again", {"message": f"the engine that held the weights died: {names}"})
+            self._context.report("evaluation_again", {"message": f"the engine that held the weights was lost: {names}"})
             for each in await self._evaluate_all(left):
                 version = Version(self._engines.version.branch, self._last[each.held_out.name])
-                self._give_up(each, version, "the engine that held the weights died again")
+                self._give_up(each, version, "the engine that held the weights was lost again")
 
     async def _evaluate_all(self, due: Sequence[Evaluation]) -> list[Evaluation]:
-        """With one version. Returns those whose engines died."""
+        """With one version. Returns those whose engines were lost."""
         with self._context.activity.evaluation():
             pinned = await self._pin()
             try:
@@ -119,7 +119,7 @@ class EvaluatorRole:
         return self._engines.pin(self._count)
 
     async def _evaluate(self, each: Evaluation, pinned: PinnedEngines) -> bool:
-        """False if the engines died under it."""
+        """False if the engines were lost under it."""
         context, version = self._context, pinned.version
         clock = context.runtime.clock
         began = clock.now()
