@@ -6,11 +6,15 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from role_pool import STALL_S, Member, Pool, Scene, play
 
+from headrace.engines.absent import AbsentEngine
+from headrace.engines.pool import EnginePool
 from headrace.engines.pool_state import EngineState
-from headrace.engines.protocol import EngineError
+from headrace.engines.protocol import Engine, EngineError
 from headrace.roles.engine_return import EngineReturnRole
+from headrace.weights.plane import WeightReceiver
 
 
 def returning(pool: Any, body: Any) -> None:
@@ -65,3 +69,51 @@ def test_one_that_is_gone_is_left() -> None:
         assert not running.done()
 
     returning(pool, body)
+
+
+class Stopped(AbsentEngine):
+    """Remembers that it was stopped."""
+
+    is_stopped = False
+
+    async def stop(self) -> None:
+        self.is_stopped = True
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(("after_s", "made"), [(0.1, 0), (5.0, 1)], ids=["in the pause", "while it is made anew"])
+def test_one_that_is_taken_out_before_it_is_back_stays_away(after_s: float, made: int, fails: bool) -> None:
+    """A pause of 0.25 s, then 20 s in which it is made."""
+    others: list[Stopped] = []
+    told: list[str] = []
+
+    def make(scene: Scene) -> EngineReturnRole:
+        async def again(dead: Engine, receiver: WeightReceiver | None) -> Engine:
+            others.append(Stopped())
+            await scene.settle(20)
+            if fails:
+                raise EngineError("its worker is lost: it has left")
+            return others[-1]
+
+        scene.pool = EnginePool([Stopped(), Stopped()], scene.runtime.clock, revive=again)  # type: ignore[attr-defined]
+        scene.pool.events.tell_to(lambda kind, data: told.append(kind))  # type: ignore[attr-defined]
+        return EngineReturnRole(scene.context, scene.pool, scene.pool.members[1])  # type: ignore[attr-defined]
+
+    async def body(scene: Any, running: asyncio.Task[Any]) -> None:
+        pool, member = scene.pool, scene.pool.members[1]
+        await pool.start()
+        member.engine.failure = EngineError("a fault of its own")
+        pool.changed.notify()
+        await scene.settle(after_s)
+        await pool.dismiss(member, "it was taken out of the run")
+        await scene.settle(100)
+        pool.lose(member, EngineError("it could not take the newest weights"))
+        with pytest.raises(EngineError, match="engine 1 does not come back: it was taken out of the run"):
+            await pool.come_back(member, None)
+        assert member.state is EngineState.GONE
+        assert [other.is_stopped for other in others] == [not fails] * made
+        assert told == ["engine_died", "engine_removed"]
+        assert scene.events == [], "nobody is told that one is not back that was taken out"
+        assert not running.done()
+
+    play(SimpleNamespace, make, body)

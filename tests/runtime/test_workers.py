@@ -491,6 +491,39 @@ def test_one_may_be_added_and_one_may_leave(run: Run) -> None:
     run(main)
 
 
+def test_one_that_leaves_while_it_is_made_anew_ends_once_it_is_and_is_made_no_more(run: Run) -> None:
+    async def main(runtime: Runtime) -> None:
+        probes = await runtime.start(Probe, [A, B], HERE)
+        again = asyncio.ensure_future(probes.restart(1))
+        await asyncio.sleep(0)
+        await probes.leave(1)
+        assert again.done()
+        await again
+        with pytest.raises(WorkerLost, match="probe/1 is lost: it has left"):
+            await probes.restart(1)
+        with pytest.raises(WorkerLost):
+            await probes.call("word", rank=1, what="a word")
+        assert not probes.lost
+        assert await probes.call("word", what="words") == ["a of probe/0"]
+
+    run(main)
+
+
+def test_one_whose_leave_was_given_up_is_closed_with_the_runtime(run: Run, tmp_path: Path) -> None:
+    async def main(runtime: Runtime) -> None:
+        workers = await runtime.start(Closing, [str(tmp_path / "said")] * 2, HERE)
+        again = asyncio.ensure_future(workers.restart(1))
+        await asyncio.sleep(0)
+        leaving = asyncio.ensure_future(workers.leave(1))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.gather(again, leaving, return_exceptions=True)
+        await runtime.close()
+
+    run(main)
+    assert (tmp_path / "said").read_text() == "closed\nclosed\n"
+
+
 def test_workers_are_closed_with_the_runtime(run: Run, tmp_path: Path) -> None:
     async def main(runtime: Runtime) -> None:
         await runtime.start(Closing, [str(tmp_path / "said")] * 2, HERE)

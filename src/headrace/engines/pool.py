@@ -193,7 +193,7 @@ class EnginePool:
                 raise failure
             await self.clock.sleep(following.pause_s)
             try:
-                return await self.come_back(member, receiver)
+                return await self._made_anew(member, receiver)
             except EngineError as error:
                 failure = error
 
@@ -282,7 +282,9 @@ class EnginePool:
             self.changed.notify()
 
     def lose(self, member: Member, why: Exception) -> None:
-        """`member` serves nothing more."""
+        """`member` serves nothing more. One that is gone stays so."""
+        if member.state is EngineState.GONE:
+            return
         member.died(why, self.clock.now())
         word = "comes back" if member.state is EngineState.EJECTED else "does not come back"
         message = f"{member.name} died and {word}: {member.failure}"
@@ -339,14 +341,23 @@ class EnginePool:
 
     async def come_back(self, member: Member, receiver: WeightReceiver | None) -> None:
         """Put an engine in the place of one that died: see `Revive`. Raises WeightError, EngineError and what building
-        it raises; then it may be tried again."""
+        it raises; then it may be tried again. One that is gone, or is dismissed meanwhile, stays so: EngineError."""
+        if member.state is EngineState.GONE:
+            raise EngineError(f"{member.name} does not come back: {member.failure}")
+        await self._made_anew(member, receiver)
+
+    async def _made_anew(self, member: Member, receiver: WeightReceiver | None) -> None:
         if member.revive is None:
             raise EngineError(f"{member.name} cannot come back")
         member.state = EngineState.STARTING
         dead = member.engine
         try:
             await dead.stop()
-            member.replace(await member.revive(dead, receiver))
+            engine = await member.revive(dead, receiver)
+            if member.state is not EngineState.STARTING:
+                await engine.stop()
+                raise EngineError(f"{member.name} does not come back: {member.failure}")
+            member.replace(engine)
         finally:
             if member.state is EngineState.STARTING:
                 member.state = EngineState.EJECTED

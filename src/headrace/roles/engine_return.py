@@ -17,20 +17,26 @@ async def come_back(
     context: RoleContext, pool: EnginePool, member: Member, receiver: WeightReceiver | None = None
 ) -> None:
     """Build the engine of `member` anew until it serves; what fails is tried again after a pause, which grows. How long
-    the run bears with that, the engine watch decides. Not while the pool sleeps, or the trainer has
-    its device. `receiver`: see `Revive`."""
+    the run bears with that, the engine watch decides. Not while the pool sleeps, or the trainer has its device, and no
+    more once it is dismissed. `receiver`: see `Revive`."""
     attempts = 0
-    while member.state is EngineState.EJECTED:
+
+    def is_to_return() -> bool:
+        return member.state is EngineState.EJECTED
+
+    while is_to_return():
         pause = max(
             after_failure(ENGINE, member.deaths).pause_s if member.deaths else 0.0,
             attempts and after_failure(RETURN, attempts).pause_s,
         )
         await context.runtime.clock.sleep(pause)
-        if pool.sleep.is_on or member.away:
+        if pool.sleep.is_on or member.away or not is_to_return():
             return
         try:
             await pool.come_back(member, receiver)
         except Exception as error:  # whatever building it raises: it is tried until the deadline
+            if not is_to_return():
+                return
             attempts += 1
             context.report("engine_not_back", {**pool.named(member), "message": pool.said_of(member, str(error))})
 

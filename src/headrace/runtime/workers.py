@@ -182,7 +182,8 @@ class Workers(Protocol[W_co]):
         """See `Peer.here`."""
 
     async def restart(self, rank: int) -> None:
-        """End it, if it is there, and make it anew from its spec. Calls in flight and its refs are lost."""
+        """End it, if it is there, and make it anew from its spec. Calls in flight and its refs are lost. Raises what
+        making it raises, and WorkerLost of one that has left."""
 
     async def kill(self, rank: int, reason: str) -> None:
         """End it at once, as a crash does."""
@@ -191,7 +192,8 @@ class Workers(Protocol[W_co]):
         """Make one more, placed as the others are. Its rank is the next one. Raises what making it raises."""
 
     async def leave(self, rank: int) -> None:
-        """End it for good, by its own `close`: it is not among the lost, and its rank is nobody's."""
+        """End it for good, by its own `close`, and one that is being made anew once it is: it is not among the lost,
+        and its rank is nobody's."""
 
     async def close(self) -> None:
         """End all, each with its own `close`, if it has one."""

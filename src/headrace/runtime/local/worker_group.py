@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from headrace.runtime.signal import Signal
 from headrace.runtime.together import together
-from headrace.runtime.workers import Handle, Peer, Worker
+from headrace.runtime.workers import Handle, Peer, Worker, WorkerLost
 
 W = TypeVar("W", bound=Worker)
 
@@ -96,6 +96,8 @@ class WorkerGroup(Generic[W]):
         """See `Workers.restart`."""
         async with self._turns[rank]:
             member = self._members[rank]
+            if rank in self._left:
+                raise WorkerLost(rank, "it has left", worker=member.name)
             member.lose("it is made anew")
             await member.start()
             self.changed.notify()
@@ -115,14 +117,16 @@ class WorkerGroup(Generic[W]):
         """See `Workers.leave`."""
         if rank not in self._left:
             self._left[rank] = None
-            await self._members[rank].close()
+            async with self._turns[rank]:
+                await self._members[rank].close()
 
     def _there(self) -> list[Member]:
         return [member for member in self._members if member.rank not in self._left]
 
     async def close(self) -> None:
-        """See `Workers.close`."""
-        ends = await asyncio.gather(*(member.close() for member in self._there()), return_exceptions=True)
+        """See `Workers.close`. Of one that was to leave, and did not, as whoever waited for that was cancelled, too."""
+        there = [member for member in self._members if member.rank not in self._left or member.lost is None]
+        ends = await asyncio.gather(*(member.close() for member in there), return_exceptions=True)
         for end in ends:
             if end is not None:
                 raise end
