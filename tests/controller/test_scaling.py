@@ -118,6 +118,8 @@ def test_what_cannot_be_scaled_says_what_could_be(tmp_path: Path, capsys: pytest
 class NoMore:
     """`Hires` of a machine that is full."""
 
+    kind = "embedded"
+
     async def hire(self) -> tuple[Engine, Handle]:
         raise EngineError("there is no room for it")
 
@@ -182,6 +184,8 @@ def test_a_question_is_answered_line_by_line_and_a_bad_one_refused(tmp_path: Pat
 class _Hires:
     """Of engines that sample nothing."""
 
+    kind = "vllm"
+
     def __init__(self) -> None:
         self.released: list[int] = []
         self._count = 1
@@ -208,6 +212,8 @@ def test_an_engine_that_gets_no_relay_is_ended_and_the_next_has_a_place_of_its_o
     async def main(runtime: VirtualRuntime) -> None:
         pool = EnginePool([AbsentEngine()], runtime.clock, handles=[Handle("engine/0", 0, "")])
         pool.hires, pool.came = (hires := _Hires()), came
+        added: list[dict[str, Any]] = []
+        pool.events.tell_to(lambda kind, data: added.append(data) if kind == "engine_added" else None)
         await pool.start()
         scaling = Scaling(config, pool, MemoryPublisher().receiver(), None, lambda kind, data: None, ahead=4)
         expected = ConfigError if isinstance(fault, EngineError) else asyncio.CancelledError
@@ -218,6 +224,7 @@ def test_an_engine_that_gets_no_relay_is_ended_and_the_next_has_a_place_of_its_o
         await scaling.answer({"scale": {"engines": 2}}, lambda line: None)
         assert [member.state for member in pool.members][2:] == [EngineState.SERVING]
         assert pool.handles[2].worker == "engine/2"
+        assert added == [{"engine": 2, "kind": "vllm", "version": "v0"}]
         assert [worker for worker, _ in told] == ["engine/1", "engine/2"]
         assert hires.released == [1]
 

@@ -45,6 +45,8 @@ class HeldOut:
 
 
 class Hires:
+    kind = "embedded"
+
     def __init__(self) -> None:
         self.released: list[int] = []
 

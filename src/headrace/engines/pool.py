@@ -32,6 +32,10 @@ Spread = Literal["group", "episode"]
 class Hires(Protocol):
     """Makes engines while others serve."""
 
+    @property
+    def kind(self) -> str:
+        """Of the engines that it makes, as `engine.kind` has it."""
+
     async def hire(self) -> tuple[Engine, Handle]:
         """One more, not started, and by which it is reached. Raises EngineError, ConfigError."""
 
@@ -311,7 +315,9 @@ class EnginePool:
         if before is not None:
             await before()
         member.state = EngineState.SERVING
-        self.events.report("engine_added", {**self.named(member), "version": str(member.engine.version)})
+        kind = {} if self.hires is None else {"kind": self.hires.kind}
+        version = {"version": str(member.engine.version)}
+        self.events.report("engine_added", {**self.named(member), **kind, **version})
         self._count_outage()
         self.changed.notify()
 

@@ -215,6 +215,11 @@ class _Hires:
         places = [section.count for section in plan.config.engine.sections]
         self._workers = asked.places[sum(places[: plan.config.engine.sections.index(section)])][0]
 
+    @property
+    def kind(self) -> str:
+        """See `Hires.kind`."""
+        return self._section.kind
+
     async def hire(self) -> tuple[Engine, Handle]:
         """See `Hires.hire`."""
         number = len(self._asked.places)

@@ -107,6 +107,11 @@ class HiresWithRelay:
         self._hires = hires
         self._supply = supply
 
+    @property
+    def kind(self) -> str:
+        """See `Hires.kind`."""
+        return self._hires.kind
+
     async def hire(self) -> tuple[Engine, Handle]:
         """See `Hires.hire`."""
         return await self._hires.hire()
