@@ -15,6 +15,7 @@ from headrace.engines.remote import RemoteEngine
 from headrace.roles.columns.frozen import AskedModel
 from headrace.roles.workers.relay import RelaySpec, RelayWorker
 from headrace.runtime.protocol import Runtime
+from headrace.runtime.together import together
 from headrace.runtime.workers import Handle, Placement
 from headrace.training.group import TrainerGroup
 from headrace.weights.addresses import LOOPBACK
@@ -118,7 +119,6 @@ class HiresWithRelay:
 
     async def release(self, index: int) -> None:
         """See `Hires.release`."""
-        try:
-            await self._hires.release(index)
-        finally:  # not before: one that is being made anew is given a relay until it has ended
-            await self._supply.let_go(self._pool.handles[index].worker)
+        worker = self._pool.handles[index].worker
+        await together([self._hires.release(index), self._supply.let_go(worker)])
+        await self._supply.let_go(worker)  # one that was being made anew may have been given another meanwhile
