@@ -32,7 +32,7 @@ from headrace.runtime.workers import Handle
 from headrace.store import RunReader
 from headrace.weights.in_process import MemoryPublisher
 
-BATCHES, ETA = 80, 2
+BATCHES, ETA = 160, 2
 
 
 def told(run: Path) -> tuple[int, list[tuple[str, Any]]]:
