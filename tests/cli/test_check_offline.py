@@ -82,6 +82,14 @@ def test_ranks_in_a_ray_of_the_runs_own_are_drawn(says: Any) -> None:
     assert "    slot 1         rank/1 (all of it)\n" in out
 
 
+def test_a_ray_that_would_have_no_place_for_its_sockets_is_refused(says: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "/" + "t" * 59
+    monkeypatch.setattr("tempfile.tempdir", long)
+    says("sft", *ON_SLOTS)
+    monkeypatch.setattr("headrace.controller.building.ray_folder._SHORT", Path("/none"))
+    assert f"TMPDIR is {long}, a path of 60 bytes" in says("sft", *ON_SLOTS, code=2)
+
+
 def test_what_has_no_room_is_refused_by_keys_that_the_config_has(says: Any) -> None:
     error = says("sft", *ON_SLOTS, "trainer.layout=d3", code=2)
     assert "no node has room for rank/2, which ask for 1 slot and 1 CPU" in error

@@ -26,9 +26,13 @@ _WAIT_S = 200.0
 
 
 def test_a_run_whose_workers_are_all_actors(tmp_path: Path) -> None:
-    """PPO: policy, critic, a reference of two ranks, functions, two engines and two that play."""
+    """PPO: policy, critic, a reference of two ranks, functions, two engines and two that play. TMPDIR is too long for
+    Ray's sockets."""
+    temporary = tmp_path / ("t" * 60)
+    temporary.mkdir()
     line, run = command(tmp_path, batches=8, algorithm__recipe="ppo", engine__replicas=2, reference__layout="t2")
-    made = subprocess.run(line, capture_output=True, text=True, timeout=_WAIT_S)
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    made = subprocess.run(line, capture_output=True, text=True, timeout=_WAIT_S, env=environment)
     assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
     require_whole(run, 8)
     named = {path.name for path in (run / "logs").iterdir()}

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
+from headrace.controller.building.ray_folder import PREFIX, ray_parent
 from headrace.errors import HeadraceError
 from headrace.runtime.ports import NoPort, free_ports
 from headrace.sandbox.guardian import guarded
@@ -37,7 +38,9 @@ class RayHeadError(HeadraceError, RuntimeError):
 
 class RayHead:
     def __init__(self, processors: int, log: Path | None, devices: Mapping[str, int] = MappingProxyType({})) -> None:
-        """`processors`, and logical `devices` by name: that Ray counts with. `log` takes what it prints."""
+        """`processors`, and logical `devices` by name: that Ray counts with. `log` takes what it prints. Raises
+        ConfigError where there is no place for its folder."""
+        self._parent = ray_parent()
         self._processors = processors
         self._devices = dict(devices)
         self._log = log
@@ -52,7 +55,7 @@ class RayHead:
             port, other = free_ports(2)
         except NoPort as error:
             raise RayHeadError(f"Ray cannot be started: {error}") from error
-        folder = tempfile.mkdtemp(prefix="headrace-ray-")  # short: sockets lie in it
+        folder = tempfile.mkdtemp(prefix=PREFIX, dir=self._parent)
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
             *("--node-ip-address=127.0.0.1", f"--port={port}", f"--num-cpus={self._processors}"),

@@ -33,7 +33,7 @@ def workers_apart(
 ) -> WorkersApart | None:
     """Where a run has its workers that are apart; None if it has none. `rollouts`: workers that play.
     `shared`: see `Plan.shared`. What they print is in `logs/` of `folder`, the run's, or on stderr if it has none.
-    Raises ConfigError where Ray is wanted and not installed."""
+    Raises ConfigError where Ray is wanted and cannot be had."""
     if not (process_count(config) or rollouts or config.functions_process):
         return None
     logs = None if folder is None else folder / "logs"
@@ -51,7 +51,8 @@ def in_ray(
     devices: Mapping[str, int] = MappingProxyType({}),
 ) -> WorkersApart:
     """The cluster at `address`; without one, one that is started here, with so many `threads` and logical `devices`.
-    `run`, `asked`: see `RayCluster`. Raises ConfigError where Ray is not installed."""
+    `run`, `asked`: see `RayCluster`. Raises ConfigError where Ray is not installed, or has no place for
+    its folder."""
     from headrace.runtime.ray.environment import prepare
 
     prepare(address)

@@ -9,6 +9,7 @@ from headrace.config import ConfigError, TrainConfig
 from headrace.config.cluster import ClusterConfig, RanksClusterConfig
 from headrace.config.runtime import RuntimeConfig
 from headrace.config.sft import SFTRuntimeConfig
+from headrace.controller.building.ray_folder import ray_parent
 from headrace.controller.building.threads import available_threads
 from headrace.controller.planning.node_needs import asked_of_nodes
 from headrace.controller.planning.placement import worker_counts
@@ -22,8 +23,8 @@ _HERE = "here"
 
 def drawn(config: TrainConfig, rollouts: int, shared: SharedNeeds | None = None) -> list[str]:
     """Lines. `rollouts`: workers that play. `shared`: see `Plan.shared`. A cluster that is to be joined is joined for a
-    moment, and its nodes are looked at. Raises ConfigError where a run's own has no room; ClusterError for one that is
-    joined, and ClusterRefusal where that has none."""
+    moment, and its nodes are looked at. Raises ConfigError where a run's own has no room, or no place for its folder;
+    ClusterError for one that is joined, and ClusterRefusal where that has none."""
     asked = asked_of_nodes(config, rollouts, shared, lambda: None)
     counts = worker_counts(config, rollouts)
     workers = [f"{role}/{number}" for role, count in counts.items() for number in range(count)]
@@ -39,6 +40,7 @@ def drawn_of(
     """As `drawn`, of whatever is `asked`. `workers`: all that there are, placed or not."""
     teams = asked.teams
     if runtime.address is None:
+        ray_parent()
         nodes: Sequence[Node] = [_own(runtime, cluster)]
         try:
             found: Sequence[Placed] = placed(teams.teams, nodes, teams.device, mend=teams.mend)
