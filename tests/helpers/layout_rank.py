@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -38,6 +39,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.config.trainer import OptimizerConfig, TrainerConfig
 from headrace.models.loading import load_causal_lm, load_value_model
+from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch, PackRow, pack
 from headrace.models.parallel.shared_pass import Ranks, SharedPass
 from headrace.models.skeleton import causal_lm_skeleton, value_model_skeleton
@@ -107,6 +109,18 @@ def loss(outputs: Tensor, micro: MicroBatch) -> LossTerms:
     return LossTerms(numerator, micro.mask.sum(), stats, maxima)
 
 
+def loss_in_place(outputs: Tensor, micro: MicroBatch) -> LossTerms:
+    """The same, of one that changes what it is given: by powers of two, so that no bit differs."""
+    outputs *= 2.0
+    outputs *= 0.5
+    return loss(outputs, micro)
+
+
+def viewed(lm: PackedLM, micro: MicroBatch) -> Tensor:
+    """What `loss` is given, as a view."""
+    return PolicyOutputs(COLUMNS, 1.0)(lm, micro)[:, :]
+
+
 def value_loss(values: Tensor, micro: MicroBatch) -> LossTerms:
     """Half the squared distance to `weights`."""
     numerator = (0.5 * micro.mask * (values - micro.columns["weights"]) ** 2).sum()
@@ -145,11 +159,11 @@ def trainer(case: dict[str, Any], layout: Layout, folder: Path) -> HFTrainer:
                 max_grad_norm=case.get("clip", 1e6),
                 max_tokens_per_microbatch=MOST if layout.pp != 2 else IN_PAIRS,
             ),
-            loss=value_loss if values else loss,
+            loss=value_loss if values else loss_in_place if case.get("in_place") else loss,
             total_steps=10,
             dtype=getattr(torch, case.get("dtype", "float32")),
             gradient_checkpointing=case.get("checkpointing", False),
-            outputs=token_values if values else PolicyOutputs(COLUMNS, 1.0),
+            outputs=token_values if values else viewed if case.get("in_place") else PolicyOutputs(COLUMNS, 1.0),
             layout=layout,
             source=source,
         )
@@ -362,6 +376,7 @@ def _meeting(port: Path, rank: int) -> Meeting | At:
 
 def main(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
+    warnings.filterwarnings("error", message=".* returned a view tensor")  # which a loss may not change
     before = [os.environ.get(name) for name in (GLOO, NCCL)]
     for case in json.loads((folder / "cases.json").read_text()):
         if rank < Layout(**case["layout"]).size:

@@ -120,6 +120,7 @@ def cases() -> list[dict[str, Any]]:
     found += [case("qwen3", layout, kept=True) for layout in OF_EIGHT if layout in LAYOUTS]
     found += [case("qwen3", "d2t2", checkpointing=True), case("qwen3", "c2t2", checkpointing=True)]
     found += [case("qwen3", "d2p2", checkpointing=True)]
+    found += [case("qwen3", layout, in_place=True) for layout in (ONE, "d1z3", "d2z2", "d2t2", "c2", "p2", "d2p2z3")]
     found += [case("llama", layout) for layout in (ONE, "d2t2", "c2t2", "t2p2")]
     found += [case("gemma2", layout) for layout in (ONE, "d2t2", "d2c2", "p2")]
     found += [case("gpt2", layout) for layout in (ONE, "d2z2", "c2")]

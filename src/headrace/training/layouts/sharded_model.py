@@ -151,6 +151,8 @@ def two_tokens(device: torch.device) -> MicroBatch:
 def _headrace_pass(
     model: PreTrainedModel, outputs: Outputs, lm: PackedLM, micro: MicroBatch, before: Tensor | None
 ) -> Tensor:
-    """A method of the model, so that FSDP2 gathers before it, and learns of its end."""
+    """A method of the model, so that FSDP2 gathers before it, and learns of its end. It has no view: the hook by which
+    FSDP2 gathers for the pass back would be gone once a loss changes that in place."""
     with lm.behind(before):
-        return outputs(lm, micro)
+        found = outputs(lm, micro)
+        return found.clone() if found._is_view() else found
