@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -21,12 +22,14 @@ from offline_jobs import STEPS, TWO_CUT_UP, same, settings, train
 from headrace.config import ConfigError, SFTConfig
 from headrace.models.packing import PackRow
 from headrace.observe.offline.listeners import OfflineListeners
+from headrace.observe.offline.run_record import OfflineWatcher
 from headrace.offline.loop import RankLost
 from headrace.offline.ranks.placement import rank_needs, rank_teams, with_whole_paths
 from headrace.offline.ranks.started import check_world
 from headrace.offline.units import Unit, parts_of
 from headrace.runtime.placing import Claim
 from headrace.runtime.process.joined import Joined
+from headrace.store import RunReader
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +74,56 @@ def test_the_two_of_a_pair_are_one_ranks(tmp_path: Path, model: Path, name: str,
     if until < STEPS:
         train(name, settings(tmp_path, model, name, TWO_CUT_UP), tmp_path / "ranks", begin="resume")
     same(tmp_path / "one", tmp_path / "ranks")
+
+
+HANGS = """
+import time
+
+from headrace.algorithms.losses.likelihood import sft
+
+calls = []
+
+
+def loss(logprobs, mask, sample_index):
+    calls.append(1)
+    if len(calls) == 2:
+        time.sleep(600)
+    return sft(logprobs, mask)
+"""
+STUCK = r"stuck: no microbatch has ended for . s, of which 1 are allowed \(runtime\.stuck\.microbatch_s\)"
+
+
+def hanging(folder: Path, model: Path, layout: object) -> dict[str, Any]:
+    """With a loss that never comes back, and a short limit, by the key that a message names."""
+    own = folder / "own.py"
+    own.write_text(HANGS)
+    config = settings(folder, model, "sft", layout) | {"loss": f"{own}:loss"}
+    config["runtime"]["stuck"] = {"microbatch_s": 1}
+    del config["data"]["eval"]
+    return config
+
+
+@pytest.mark.slow
+@pytest.mark.cpu
+def test_a_rank_that_hangs_is_ended_by_the_limit_that_is_set(tmp_path: Path, model: Path) -> None:
+    with pytest.raises(RankLost, match=rf"^rank/\d is lost: .*{STUCK}"):
+        train("sft", hanging(tmp_path, model, TWO_CUT_UP), tmp_path / "ranks")
+    assert processes() == []
+
+
+@pytest.mark.slow
+@pytest.mark.cpu
+def test_so_is_a_command_of_one_process(tmp_path: Path, model: Path) -> None:
+    job, folder = tmp_path / "job.yaml", tmp_path / "one"
+    job.write_text(yaml.safe_dump(hanging(tmp_path, model, "d1")))
+    command = [sys.executable, "-m", "headrace", "sft", str(job), "--dir", str(folder), "--plain"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    *where, line = ended.stderr.splitlines()
+    assert re.fullmatch(f"headrace: trainer is {STUCK}; no checkpoint was made yet, so begin again with --fresh", line)
+    assert any("own.py" in each for each in where)
+    with RunReader(folder) as reader:
+        assert OfflineWatcher(reader).read().status == "failed"
 
 
 ON_SLOTS = ["runtime.kind=ray", "cluster.device=slot", "cluster.local_devices=2", "cluster.place.trainer.devices=1"]

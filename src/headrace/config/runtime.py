@@ -9,15 +9,31 @@ from pydantic import Field
 from headrace.config.base import Section
 
 
-class StuckConfig(Section):
-    """How long work may go on without progress, by what it is in. Whoever does it is then taken for stuck: what has a
-    process of its own is ended and made anew, else the run ends. Work, unless given, 30 s and five times the longest
-    yet; 300 s for a process's first."""
+class PassStuckConfig(Section):
+    """How long work may go on without progress, by what it is in. Whoever does it is then taken for stuck, and the
+    command ends. Work, unless given, 30 s and five times the longest yet; 300 s for a process's first."""
 
     layer_s: float | None = Field(default=None, gt=0)
     """A layer of a pass, there or back."""
     microbatch_s: float | None = Field(default=None, gt=0)
     """What a micro-batch takes beside its layers: the loss, say."""
+    chunk_s: float | None = Field(default=None, gt=0)
+    """A bucket of gradients or state between replicas; what ranks add up for a step, and its update."""
+    event_loop_s: float = Field(default=30.0, gt=0)
+    """A turn of the event loop of a rank's process, which computes beside it."""
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Of work, those that are given, by what they limit."""
+        given = self.model_dump(exclude_none=True, exclude={"event_loop_s"})
+        return {key.removesuffix("_s"): value for key, value in given.items()}
+
+
+class StuckConfig(PassStuckConfig):
+    """How long work may go on without progress, by what it is in. Whoever does it is then taken for stuck: what has a
+    process of its own is ended and made anew, else the run ends. Work, unless given, 30 s and five times the longest
+    yet; 300 s for a process's first."""
+
     decode_step_s: float | None = Field(default=None, gt=0)
     """A decode step of an embedded engine, or a pass of prefill."""
     chunk_s: float | None = Field(default=None, gt=0)
@@ -26,12 +42,6 @@ class StuckConfig(Section):
     event_loop_s: float = Field(default=30.0, gt=0)
     """A turn of the event loop of an engine's, model's or relay's process, which computes beside it: one that has not
     turned for so long, as where the whole process stands, or for a third of `runtime.stall_timeout_s`."""
-
-    @property
-    def limits(self) -> dict[str, float]:
-        """Of work, those that are given, by what they limit."""
-        given = self.model_dump(exclude_none=True, exclude={"event_loop_s"})
-        return {key.removesuffix("_s"): value for key, value in given.items()}
 
 
 class RestartsConfig(Section):

@@ -12,6 +12,7 @@ from headrace.config.cluster import RanksClusterConfig, check_local_devices
 from headrace.config.data import OneSource, Sources, TooLong, TrainingData, check_unweighted
 from headrace.config.layout import LayoutConfig
 from headrace.config.model import ModelConfig
+from headrace.config.runtime import PassStuckConfig
 from headrace.config.template import TemplateConfig
 from headrace.config.track import TrackerConfig, each_once
 from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
@@ -84,6 +85,7 @@ class SFTRuntimeConfig(Section):
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of all ranks together; the machine's cores unless given, and at most eight for each. Of ranks that
     are placed, each has `cpus` of `cluster.place.trainer`."""
+    stuck: PassStuckConfig = PassStuckConfig()
 
     @field_validator("host")
     @classmethod

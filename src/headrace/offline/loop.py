@@ -47,6 +47,7 @@ from headrace.offline.trained.of_config import OfflineConfig
 from headrace.offline.units import Unit, trained_units
 from headrace.runtime.collection import rare_collections
 from headrace.runtime.process.joined import Joined
+from headrace.runtime.progress import Stuck
 from headrace.runtime.workers import WorkerLost
 
 logger = logging.getLogger(__name__)
@@ -136,7 +137,7 @@ def run_offline(
 
     Raises ConfigError for a folder that cannot be written, and what `OutputFolder.claim` and `read_progress` raise,
     before the model is loaded; DiskFull or another StoreError if the model or the record cannot be saved, OutOfMemory,
-    RankLost.
+    RankLost, Stuck.
     """
     digest = config_sha256(config)
     if begin == "resume" and (ended := _ended(output, digest)) is not None:
@@ -222,15 +223,19 @@ def steps_of(config: OfflineConfig, units: int, per_batch: int) -> int:
 
 @contextmanager
 def _lost_ranks(output: OutputFolder) -> Iterator[None]:
-    """What a lost rank raises within says how to go on."""
+    """What a rank that is lost, or stuck, raises within says how to go on."""
     try:
         yield
     except WorkerLost as error:
-        if output.checkpoint.exists():
-            mend = f"go on with --resume: {output.checkpoint} is there"
-        else:
-            mend = "no checkpoint was made yet, so begin again with --fresh"
-        raise RankLost(f"{error}; the other ranks have ended as well; {mend}") from error
+        raise RankLost(f"{error}; the other ranks have ended as well; {_mend(output)}") from error
+    except Stuck as error:
+        raise Stuck(f"{error}; {_mend(output)}") from error
+
+
+def _mend(output: OutputFolder) -> str:
+    if output.checkpoint.exists():
+        return f"go on with --resume: {output.checkpoint} is there"
+    return "no checkpoint was made yet, so begin again with --fresh"
 
 
 def _is_due(steps: int, every: int | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from headrace.offline.trained.of_pairs import REFERENCE
 from headrace.offline.trained.trained_model import TrainedModel
 from headrace.offline.units import Unit, micro_batches, rows_of
+from headrace.runtime.blocking import WatchedLane
 from headrace.training.merging import merged
 from headrace.training.protocol import StepReport
 from headrace.training.sums import BatchSums
@@ -44,39 +45,56 @@ class OfflineModel(Protocol):
 
 
 class ModelHere:
-    """Of this process alone. Implements `OfflineModel`."""
+    """Of this process alone. Implements `OfflineModel`. Each method raises Stuck where its work makes no progress."""
 
-    def __init__(self, trained: TrainedModel, max_tokens: int) -> None:
-        """`max_tokens`: of a micro-batch."""
+    def __init__(self, trained: TrainedModel, max_tokens: int, limits: Mapping[str, float]) -> None:
+        """`max_tokens`: of a micro-batch. `limits`: see `Progress`."""
         self._trained = trained
         self._max_tokens = max_tokens
+        self._lane = WatchedLane("trainer", limits)
 
     def train(self, units: Sequence[Unit]) -> StepReport:
+        """See `OfflineModel.train`."""
+        return self._lane.run(self._train, units)
+
+    def measured(self, units: Sequence[Unit]) -> BatchSums:
+        """See `OfflineModel.measured`."""
+        return self._lane.run(self._measured, units)
+
+    def logprobs(self, units: Sequence[Unit]) -> list[list[NDArray[np.float32]]]:
+        """See `OfflineModel.logprobs`."""
+        return self._lane.run(self._logprobs, units)
+
+    def save(self, path: Path) -> None:
+        """See `OfflineModel.save`."""
+        self._lane.run(self._trained.trainer.save, path)
+
+    def load(self, path: Path) -> None:
+        """See `OfflineModel.load`."""
+        self._lane.run(self._trained.trainer.load, path)
+
+    def export(self, path: Path) -> None:
+        """See `OfflineModel.export`."""
+        self._lane.run(self._trained.export, path)
+
+    def close(self) -> None:
+        """See `OfflineModel.close`."""
+        self._lane.close()
+
+    def _train(self, units: Sequence[Unit]) -> StepReport:
         for places in micro_batches(units, self._max_tokens):
             self._trained.accumulate(rows_of(units[place] for place in places))
         return self._trained.trainer.step()
 
-    def measured(self, units: Sequence[Unit]) -> BatchSums:
+    def _measured(self, units: Sequence[Unit]) -> BatchSums:
         parts = micro_batches(units, self._max_tokens)
         return merged([self._trained.measured(rows_of(units[place] for place in places)) for places in parts])
 
-    def logprobs(self, units: Sequence[Unit]) -> list[list[NDArray[np.float32]]]:
+    def _logprobs(self, units: Sequence[Unit]) -> list[list[NDArray[np.float32]]]:
         found: list[Any] = []
         for places in micro_batches(units, self._max_tokens):
             found += by_unit(self._trained.logprobs(rows_of(units[place] for place in places)), units, places)
         return found
-
-    def save(self, path: Path) -> None:
-        self._trained.trainer.save(path)
-
-    def load(self, path: Path) -> None:
-        self._trained.trainer.load(path)
-
-    def export(self, path: Path) -> None:
-        self._trained.export(path)
-
-    def close(self) -> None:
-        pass
 
 
 def by_unit(of_rows: Sequence[Any], units: Sequence[Unit], places: Sequence[int]) -> list[list[Any]]:

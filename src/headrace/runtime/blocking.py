@@ -1,10 +1,12 @@
-"""An event loop for code that blocks."""
+"""An event loop, and a lane, for code that blocks."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
+
+from headrace.runtime.inline import InlineRuntime
 
 T = TypeVar("T")
 
@@ -24,3 +26,25 @@ class TurnedLoop:
     def close(self) -> None:
         """Cancels what is left."""
         self._runner.close()
+
+
+class WatchedLane:
+    """Computes on a thread of its own while whoever asked waits, as long as it gets on."""
+
+    def __init__(self, name: str, limits: Mapping[str, float]) -> None:
+        """`limits`: see `Progress`."""
+        self._name = name
+        self._loop = TurnedLoop()
+        self._runtime = InlineRuntime(limits=limits)
+
+    def run(self, function: Callable[..., T], *args: Any) -> T:
+        """What it gives. Raises what it raises, and Stuck where it makes no progress, as it says itself: it is left to
+        its thread."""
+        return self._loop.run(self._runtime.compute(self._name, function, *args))
+
+    def close(self) -> None:
+        """Waits some seconds for a call that was interrupted."""
+        try:
+            self._loop.run(self._runtime.close())
+        finally:
+            self._loop.close()

@@ -19,7 +19,7 @@ from headrace.runtime.apart import Apart
 from headrace.runtime.blocking import TurnedLoop
 from headrace.runtime.ground import Ground, on_ground
 from headrace.runtime.inline import InlineRuntime
-from headrace.runtime.workers import Placement
+from headrace.runtime.workers import Placement, Silence
 from headrace.training.group_state import write
 from headrace.training.layouts.ranks import Layout, layout_of
 from headrace.training.merging import merged
@@ -57,7 +57,14 @@ class ModelOfRanks:
         layout = layout_of(config.trainer.layout)
         loop = TurnedLoop()
         runtime = InlineRuntime(apart=place)
-        where = Placement(process=True, threads=threads_of_rank(config, here), deadline_s=_DEADLINE_S)
+        stuck = config.runtime.stuck
+        where = Placement(
+            process=True,
+            threads=threads_of_rank(config, here),
+            deadline_s=_DEADLINE_S,
+            silence=Silence(stuck.event_loop_s, "runtime.stuck.event_loop_s"),
+            limits=stuck.limits,
+        )
 
         async def started() -> RankWorkers:
             spec = OfflineRankSpec(with_whole_paths(config), device, steps)

@@ -50,7 +50,8 @@ def started(config: OfflineConfig, steps: int, folder: Path) -> OfflineModel:
     device = resolve_device(config.model.device)
     layout, runtime = config.trainer.layout, config.runtime
     if layout.ranks == 1 and not layout.stage and runtime.kind == "inline":
-        return ModelHere(model_of(config, device, steps), config.trainer.max_tokens_per_microbatch)
+        trained = model_of(config, device, steps)
+        return ModelHere(trained, config.trainer.max_tokens_per_microbatch, runtime.stuck.limits)
     from headrace.offline.ranks.model_of_ranks import ModelOfRanks
 
     run, logs, joined = str(folder), folder / "logs", Joined.of()

@@ -16,6 +16,7 @@ from headrace.models.logprobs import token_columns
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
 from headrace.offline.trained.trained_model import LANGUAGE_MODEL, TrainedModel, loaded, trainer_of
+from headrace.runtime.progress import working
 from headrace.training.layouts.ranks import Layout
 from headrace.training.own_functions import load_piece
 from headrace.training.protocol import LossTerms
@@ -48,7 +49,8 @@ def demonstrations_model(config: SFTConfig, device: torch.device, steps: int, la
         """With how many tokens of the responses are the model's first choice."""
         logprobs, first = trainer.outputs(micro, _with_first_choice).unbind(1)
         stats = {"tokens": micro.mask.sum(), "accuracy": first.sum()}
-        return replace(objective(logprobs, micro), stats=dict(stats))
+        with working("microbatch"):
+            return replace(objective(logprobs, micro), stats=dict(stats))
 
     return TrainedModel(trainer, measure, trainer.export)
 

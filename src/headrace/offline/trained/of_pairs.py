@@ -19,9 +19,11 @@ from headrace.models.values import sample_scores
 from headrace.offline.pair_stats import of_preference, of_scores
 from headrace.offline.trained.reward_model_files import RewardModelFiles
 from headrace.offline.trained.trained_model import LANGUAGE_MODEL, VALUE_MODEL, TrainedModel, loaded, trainer_of
+from headrace.runtime.progress import working
 from headrace.training.layouts.ranks import Layout
 from headrace.training.own_functions import load_piece
-from headrace.training.protocol import LossTerms, Scalar
+from headrace.training.protocol import Loss, LossTerms, Scalar
+from headrace.training.trainer import HFTrainer
 
 REFERENCE = "reference"
 """Column of the log-probs under the weights that training begins with."""
@@ -57,7 +59,7 @@ def preference_model(config: DPOConfig, device: torch.device, steps: int, layout
 
     model, source = loaded(LANGUAGE_MODEL, config, device, layout)
     trainer = trainer_of(config, model, objective, steps, layout, source=source, together=2)
-    return TrainedModel(trainer, lambda micro: objective(trainer.outputs(micro), micro), trainer.export)
+    return TrainedModel(trainer, _measure(trainer, objective), trainer.export)
 
 
 def scoring_model(config: RMConfig, device: torch.device, steps: int, layout: Layout) -> TrainedModel:
@@ -73,7 +75,16 @@ def scoring_model(config: RMConfig, device: torch.device, steps: int, layout: La
     files = RewardModelFiles(model, getattr(torch, config.model.dtype), load_tokenizer(config.model.path))
     trainer = trainer_of(config, model, objective, steps, layout, outputs=sample_scores, source=source, together=2)
     export = partial(files.write, trainer)
-    return TrainedModel(trainer, lambda micro: objective(trainer.outputs(micro), micro), export)
+    return TrainedModel(trainer, _measure(trainer, objective), export)
+
+
+def _measure(trainer: HFTrainer, objective: Loss) -> Callable[[MicroBatch], LossTerms]:
+    def measure(micro: MicroBatch) -> LossTerms:
+        outputs = trainer.outputs(micro)
+        with working("microbatch"):
+            return objective(outputs, micro)
+
+    return measure
 
 
 def _of_samples(micro: MicroBatch) -> tuple[Tensor, Tensor]:
