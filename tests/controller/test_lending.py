@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import math
 import re
 import signal
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_what_check_says_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     # On a device those that train leave nothing there, and caches are what both times have room for.
     monkeypatch.setattr("headrace.controller.planning.free_memory.free_bytes", lambda device: 2**34)
     found = estimate_memory(load_config(TrainConfig, job), CONFIGS["qwen3"](), torch.device("cuda"))
-    assert found.on_host["trainer: float32 weights and moments, asleep"] == 3 * one
+    assert found.on_host["trainer: float32 weights and moments, asleep"] == 3 * 2 ** math.ceil(math.log2(one))
     activations, cache = found.uses["engine: activations and logits"], found.uses["engine: KV cache"]
     lent = found.turns["while the trainer's devices are lent"]
     assert lent == 3 * engine + 2 * (activations + found.uses["engine: CUDA graphs"]) + 2 * cache + 2 * one
