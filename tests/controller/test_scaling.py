@@ -32,7 +32,7 @@ from headrace.runtime.workers import Handle
 from headrace.store import RunReader
 from headrace.weights.in_process import MemoryPublisher
 
-BATCHES, ETA = 160, 2
+BATCHES, ETA = 110, 2
 
 
 def told(run: Path) -> tuple[int, list[tuple[str, Any]]]:
@@ -53,7 +53,7 @@ def until(run: Path, batch: int, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(420)
 def test_a_run_gets_more_hands_and_gives_them_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slow = tmp_path / "slow.py"
     slow.write_text("import time\n\n\ndef reward(response, row):\n    time.sleep(0.06)\n    return len(response) % 7\n")
@@ -84,7 +84,7 @@ def test_a_run_gets_more_hands_and_gives_them_back(tmp_path: Path, capsys: pytes
         until(run, told(run)[0] + 4, process)
         assert main(["scale", str(run), "--engines", "1"]) == 0
         assert "engines: 1, as before" in capsys.readouterr().out
-        out, _ = process.communicate(timeout=120)
+        out, _ = process.communicate(timeout=240)
     finally:
         process.kill()
     assert process.returncode == 0, out[-3000:]
