@@ -175,6 +175,25 @@ files[0].close()
 
 
 @needs_linux
+def test_a_semaphore_of_a_server_goes_with_it(started: Callable[..., Guarded], tmp_path: Path) -> None:
+    """As Python's multiprocessing makes one for processes that are begun anew: mapped under another name."""
+    code = """
+import multiprocessing, os, sys, time
+made = multiprocessing.get_context("spawn").Semaphore()
+open(sys.argv[1] + ".new", "w").write(made._semlock.name)
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(60)
+"""
+    one = started(code, str(tmp_path / "name"), shared=("/dev/shm/sem.",))
+    until((tmp_path / "name").exists, "the command did not start")
+    semaphore = Path("/dev/shm") / f"sem.{(tmp_path / 'name').read_text().removeprefix('/')}"
+    assert semaphore.exists()
+    one.line.close()
+    assert one.process.wait(10) == -signal.SIGKILL
+    assert not semaphore.exists()
+
+
+@needs_linux
 def test_orphans_that_end_do_not_stay_as_zombies(started: Callable[..., Guarded], tmp_path: Path) -> None:
     one = started(ORPHANS, str(tmp_path / "done"))
     until((tmp_path / "done").exists, "the command did not start")
