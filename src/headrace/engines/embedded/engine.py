@@ -295,9 +295,8 @@ class EmbeddedEngine:
         model, config = self._model, self._config
         self._skeleton = Skeleton(model)
         dtype = model.dtype if config.dtype is None else getattr(torch, config.dtype)
-        for (
-            parameter
-        ) in model.parameters():  # not buffers: rounded, rotary frequencies are wrong by more at each position
+        # Not buffers: rotary frequencies that are rounded are wrong by more at each position.
+        for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
         model.eval().requires_grad_(False)
         if self._planned is not None:
