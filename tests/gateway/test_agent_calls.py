@@ -248,17 +248,19 @@ def test_an_answer_with_text_behind_its_call_is_gone_on_from(route: str) -> None
 @pytest.mark.parametrize(
     ("sent", "histories"),
     [
-        ('{"x": 1, "y": [1000, {"z": 0}], "on": true, "half": 0.5}', 1),
-        ('{"x": 1.0, "y": [1e3, {"z": -0.0}], "on": true, "half": 0.5}', 1),
-        ('{"x": 2, "y": [1000, {"z": 0}], "on": true, "half": 0.5}', 2),
-        ('{"x": 1, "y": [1000, {"z": 0}], "on": 1, "half": 0.5}', 2),
+        ('{"x": 1, "y": [1000, {"z": 0}], "on": true, "id": 9007199254740992, "far": 100000000000000000000}', 1),
+        ('{"x": 1.0, "y": [1e3, {"z": -0.0}], "on": true, "id": 9007199254740993, "far": 1e20}', 1),
+        ('{"x": 2, "y": [1000, {"z": 0}], "on": true, "id": 9007199254740992, "far": 1e20}', 2),
+        ('{"x": 1, "y": [1000, {"z": 0}], "on": 1, "id": 9007199254740992, "far": 1e20}', 2),
+        ('{"x": 1, "y": [1000, {"z": 0}], "on": true, "id": 9007199254740994, "far": 1e20}', 2),
     ],
 )
 @pytest.mark.parametrize("route", ["chat/completions", "messages", "responses"])
-def test_arguments_whose_whole_numbers_come_back_as_javascript_writes_them_are_the_same(
+def test_arguments_whose_numbers_come_back_as_javascript_writes_them_are_the_same(
     route: str, sent: str, histories: int
 ) -> None:
-    said = CALL.replace('{"key": "k"}', '{"x": 1.0, "y": [1e3, {"z": -0.0}], "on": true, "half": 0.5}')
+    arguments = '{"x": 1.0, "y": [1e3, {"z": -0.0}], "on": true, "id": 9007199254740993, "far": 1e20}'
+    said = CALL.replace('{"key": "k"}', arguments)
     user = {"role": "user", "content": "hi"}
 
     async def test(session: AgentSession, engine: ScriptedEngine) -> list[list[str]]:

@@ -104,6 +104,21 @@ def test_where_a_client_marks_what_is_to_be_cached_is_no_part_of_the_history(wit
     assert read(only) == "[user]hi[assistant]one<eos>[user]go[assistant]two<eos>"
 
 
+@pytest.mark.parametrize("within", [False, True], ids=["of the tool", "of its function"])
+def test_where_a_client_marks_which_tools_are_to_be_cached_changes_no_prompt(within: bool) -> None:
+    function = {"name": "look", "parameters": {"type": "object"}}
+    mark = {"cache_control": {"type": "ephemeral"}}
+    plain = [{"type": "function", "function": function}]
+    marked = [{"type": "function", "function": {**function, **mark}} if within else {**plain[0], **mark}]
+
+    async def play(session: AgentSession) -> None:
+        answer = await ask(session, [USER], tools=marked)
+        await ask(session, [USER, answer, {"role": "user", "content": "go"}], tools=plain)
+
+    _, session, _ = played(play, says("one"), says("two"))
+    assert len(session.trajectories()) == 1
+
+
 def test_a_rewritten_history_branches_and_shares_nothing_that_is_trained_twice() -> None:
     async def play(session: AgentSession) -> None:
         first = await ask(session, [USER])

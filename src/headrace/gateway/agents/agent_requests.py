@@ -48,6 +48,9 @@ _INERT = {
 _CONSTRAINED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "grammar")
 
 
+_OF_NO_TOOL = ("strict", "cache_control")
+
+
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
     """What both routes ask for."""
@@ -182,22 +185,23 @@ def as_checked_messages(value: list[Any]) -> list[Message]:
 
 
 def as_checked_tools(value: Any) -> tuple[list[Tool] | None, dict[str, Any]]:
-    """The tools without `strict`, which nothing enforces here; and `strict` as a sampling parameter, if one of them
-    wants that. Raises ApiError."""
+    """The tools without `strict`, which nothing enforces here, and without `cache_control`, which clients move from one
+    to another; and `strict` as a sampling parameter, if one of them wants that. Raises ApiError."""
     try:
         tools = as_tools(value)
     except ValueError as error:
         raise ApiError(str(error), param="tools") from error
     if tools is None:
         return None, {}
-    plain = [_without_strict(tool) for tool in tools]
+    plain = [_plain_tool(tool) for tool in tools]
     is_strict = any(tool.get("function", tool).get("strict") for tool in tools)
     return plain, {"strict": True} if is_strict else {}
 
 
-def _without_strict(tool: Tool) -> Tool:
-    plain = {name: value for name, value in tool.get("function", tool).items() if name != "strict"}
-    return {**tool, "function": plain} if "function" in tool else plain
+def _plain_tool(tool: Tool) -> Tool:
+    plain = {name: value for name, value in tool.get("function", tool).items() if name not in _OF_NO_TOOL}
+    rest = {name: value for name, value in tool.items() if name not in _OF_NO_TOOL}
+    return {**rest, "function": plain} if "function" in tool else plain
 
 
 def checked_choice(value: Any, tools: list[Tool] | None) -> str:

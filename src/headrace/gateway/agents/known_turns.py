@@ -14,8 +14,8 @@ _REASONING = ("reasoning_content", "reasoning", "thinking", "thinking_blocks")
 """Names of a thought, by which answers are told apart that read alike. Of no meaning in what others say."""
 _NOT_SAID = (*_REASONING, "cache_control")
 """Keys of what others say that are no part of it. Clients move `cache_control` to the newest message with each turn."""
-_EXACT = 2**53
-"""Below it JavaScript's numbers have all whole ones."""
+_TOO_LARGE = 2**1023
+"""For a float."""
 _JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
 
 Digest = bytes
@@ -75,20 +75,22 @@ def _compared(message: Message) -> Message:
         return {name: value for name, value in message.items() if name not in _NOT_SAID}
     # Clients add keys of their own to what they send back, or drop some: `refusal`, `provider_specific_fields`.
     calls = [call["function"] for call in message.get("tool_calls", ())]
-    compared = [[call["name"], _with_whole_numbers(call["arguments"])] for call in calls]
+    compared = [[call["name"], _as_doubles(call["arguments"])] for call in calls]
     return {"role": "assistant", "content": message["content"], "calls": compared}
 
 
-def _with_whole_numbers(value: Any) -> Any:
-    """`value` of JSON, its 1.0 as 1 (1e3 as 1000, -0.0 as 0): as a client has it that reads and writes it again in
-    JavaScript, which tells no two kinds of numbers apart."""
+def _as_doubles(value: Any) -> Any:
+    """`value` of JSON, its numbers as a client has them that reads and writes them again in JavaScript: all are floats
+    of 64 bits (IEEE 754), so 1 and 1.0 are one number, and so are 2**53 and 2**53 + 1."""
     match value:
         case dict():
-            return {name: _with_whole_numbers(each) for name, each in value.items()}
+            return {name: _as_doubles(each) for name, each in value.items()}
         case list():
-            return [_with_whole_numbers(each) for each in value]
-        case float() if value.is_integer() and abs(value) < _EXACT:
-            return int(value)
+            return [_as_doubles(each) for each in value]
+        case int() if not isinstance(value, bool) and abs(value) < _TOO_LARGE:
+            return float(value)
+        case float() if value == 0:
+            return 0.0  # and not -0.0, which JavaScript writes as 0
     return value
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from aiohttp import web
 
 from headrace.gateway.agents.agent_apis import APIS, MESSAGES, AgentApi
+from headrace.gateway.agents.agent_requests import ChatRequest
 from headrace.gateway.agents.agent_session import AgentSession
 from headrace.gateway.agents.answered import Answered
 from headrace.gateway.agents.exchanges import Exchange
 from headrace.gateway.agents.growing import Live
-from headrace.gateway.agents.messages_api import parse_messages
 from headrace.gateway.agents.plain_json import check_plain, is_surely_plain
 from headrace.gateway.agents.reader import Reader
 from headrace.gateway.errors import ApiError, as_api_error
@@ -89,7 +89,8 @@ class SessionRoutes:
         session: AgentSession | None = None
         try:
             session = self._of(request)
-            asked = parse_messages(await self._body(request), session.model)
+            asked = MESSAGES.parse(await self._body(request), session)
+            assert isinstance(asked, ChatRequest)
             return web.json_response({"input_tokens": await session.count(asked)}, dumps=dumps)
         except Exception as error:
             return _refusal(as_api_error(error), MESSAGES, session)
