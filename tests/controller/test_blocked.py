@@ -47,7 +47,9 @@ def wait_for_event(folder: Path, kind: str, seconds: float = 120) -> EventRow:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", ["time.sleep(86400)", IN_C], ids=["sleeps", "in C"])
+@pytest.mark.parametrize(
+    "block", [pytest.param("time.sleep(86400)", marks=pytest.mark.soak), IN_C], ids=["sleeps", "in C"]
+)
 def test_a_blocked_loop_is_told_recorded_ended_by_a_second_signal_and_resumed(block: str, tmp_path: Path) -> None:
     job = blocking_job(tmp_path, block)
     folder, file = tmp_path / "run", tmp_path / "job" / "think.py"

@@ -217,7 +217,7 @@ def test_a_judge_that_dies_comes_back_and_costs_no_sample(tmp_path: Path, monkey
 
 @pytest.mark.slow
 @pytest.mark.cpu
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_a_judge_whose_process_is_killed_comes_back_too(tmp_path: Path, workers: int) -> None:
     """Asked by the controller, and by a rollout worker."""
     judge = make_judge(tmp_path / "judge", says_digits=True)

@@ -96,6 +96,12 @@ def outside(tmp_path: Path, request: pytest.FixtureRequest) -> Generator[Outside
     yield from _made(tmp_path, request.param)
 
 
+@pytest.fixture(params=[pytest.param(0, marks=pytest.mark.soak), 2], ids=["here", "workers"])
+def either(tmp_path: Path, request: pytest.FixtureRequest) -> Generator[Outside]:
+    """As `outside`, of what is the same in both but in `make soak`."""
+    yield from _made(tmp_path, request.param)
+
+
 @pytest.fixture
 def workers(tmp_path: Path) -> Generator[Outside]:
     """With two rollout workers."""
@@ -171,31 +177,31 @@ def test_two_agents_play_a_run_and_its_evaluations(outside: Outside) -> None:
 
 
 @pytest.mark.slow
-def test_the_worker_of_the_documentation_plays(outside: Outside) -> None:
+def test_the_worker_of_the_documentation_plays(either: Outside) -> None:
     page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
-    worker = outside.folder / "worker.py"
+    worker = either.folder / "worker.py"
     worker.write_text(page.split("```python\n# worker.py\n")[1].split("```")[0])
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    outside.agents.append(subprocess.Popen([sys.executable, "-I", str(worker), f"http://127.0.0.1:{port}/tasks"]))
-    job = outside.job(trainer__batches=2)
-    code, out = run(*outside.arguments(job), f"rollout.agent.port={port}", "rollout.filters=[]")
+    either.agents.append(subprocess.Popen([sys.executable, "-I", str(worker), f"http://127.0.0.1:{port}/tasks"]))
+    job = either.job(trainer__batches=2)
+    code, out = run(*either.arguments(job), f"rollout.agent.port={port}", "rollout.filters=[]")
     assert code == 0, out
-    assert outside.agents[-1].wait(20) == 0
-    assert not outside.failures()
-    assert {sample.reward for sample in outside.samples()} <= {0.0, 1.0}
+    assert either.agents[-1].wait(20) == 0
+    assert not either.failures()
+    assert {sample.reward for sample in either.samples()} <= {0.0, 1.0}
 
 
 @pytest.mark.slow
-def test_the_runs_reward_functions_judge_what_no_agent_scores(outside: Outside) -> None:
-    job = outside.job(trainer__batches=2)
+def test_the_runs_reward_functions_judge_what_no_agent_scores(either: Outside) -> None:
+    job = either.job(trainer__batches=2)
     (job.parent / "reward.py").write_text(REWARD)
-    outside.agent("unscored")
-    code, out = run(*outside.arguments(job))
+    either.agent("unscored")
+    code, out = run(*either.arguments(job))
     assert code == 0, out
-    rewards = {(each["task"], each["episode"]): each["reward"] for each in outside.noted()}
-    samples = outside.samples()
+    rewards = {(each["task"], each["episode"]): each["reward"] for each in either.noted()}
+    samples = either.samples()
     assert samples
     last = {(sample.group, sample.episode): sample for sample in samples}
     for (group, episode), sample in last.items():
@@ -204,22 +210,22 @@ def test_the_runs_reward_functions_judge_what_no_agent_scores(outside: Outside) 
 
 
 @pytest.mark.slow
-def test_an_agent_that_dies_and_one_that_never_reports_cost_their_episodes(outside: Outside) -> None:
-    job = outside.job(trainer__batches=4)
-    dead = outside.agent("dies")
-    outside.agent("silent")
-    outside.agent()
-    code, out = run(*outside.arguments(job), "rollout.episode_timeout_s=3", "rollout.min_samples=3")
+def test_an_agent_that_dies_and_one_that_never_reports_cost_their_episodes(either: Outside) -> None:
+    job = either.job(trainer__batches=4)
+    dead = either.agent("dies")
+    either.agent("silent")
+    either.agent()
+    code, out = run(*either.arguments(job), "rollout.episode_timeout_s=3", "rollout.min_samples=3")
     assert code == 0, out
     assert dead.wait(20) == 3
-    lost = [each["task"] for each in outside.noted() if "died" in each or "silent" in each]
+    lost = [each["task"] for each in either.noted() if "died" in each or "silent" in each]
     assert len(lost) == 2
-    assert len(outside.failures()) == 1, "an event for the kind of failure"
-    assert outside.failures()[0].startswith("timeout: ")
-    trained = {str(sample.group) for sample in outside.samples()}
+    assert len(either.failures()) == 1, "an event for the kind of failure"
+    assert either.failures()[0].startswith("timeout: ")
+    trained = {str(sample.group) for sample in either.samples()}
     assert not trained & set(lost), "their groups went back to the dataset"
     again = {group.replace("#0", "#1") for group in lost}
-    assert again & {each["task"] for each in outside.noted() if "task" in each}, "and came again as a next attempt"
+    assert again & {each["task"] for each in either.noted() if "task" in each}, "and came again as a next attempt"
 
 
 @pytest.mark.slow
@@ -253,31 +259,31 @@ def test_a_run_that_is_killed_goes_on_with_the_same_agents(outside: Outside) -> 
 
 
 @pytest.mark.slow
-def test_a_run_that_waits_for_a_slow_agent_is_not_taken_for_stalled(outside: Outside) -> None:
+def test_a_run_that_waits_for_a_slow_agent_is_not_taken_for_stalled(either: Outside) -> None:
     """Three episodes take it longer than `stall_timeout_s`: a batch of two groups more than twice as long."""
-    job = outside.job(reward__timeout_s=3, runtime__stall_timeout_s=4, rollout__episode_timeout_s=3, trainer__batches=1)
-    outside.agent("slow")
-    code, out = run(*outside.arguments(job))
+    job = either.job(reward__timeout_s=3, runtime__stall_timeout_s=4, rollout__episode_timeout_s=3, trainer__batches=1)
+    either.agent("slow")
+    code, out = run(*either.arguments(job))
     assert code == 0, out
-    assert not outside.failures()
+    assert not either.failures()
 
 
 @pytest.mark.slow
-def test_a_run_that_no_agent_asks_says_so_and_ends(outside: Outside) -> None:
-    job = outside.job(reward__timeout_s=3, runtime__stall_timeout_s=5, rollout__episode_timeout_s=3)
-    code, out = run(*outside.arguments(job))
+def test_a_run_that_no_agent_asks_says_so_and_ends(either: Outside) -> None:
+    job = either.job(reward__timeout_s=3, runtime__stall_timeout_s=5, rollout__episode_timeout_s=3)
+    code, out = run(*either.arguments(job))
     assert code == 1
     assert "waited 5.0 s for rows of batch 0" in out
     assert "15 tasks are not taken, and no agent asks for one: POST http://127.0.0.1:" in out
-    assert not Counter(kind for kind, _ in outside.events())["failed_sample"], "it has cost no attempt"
+    assert not Counter(kind for kind, _ in either.events())["failed_sample"], "it has cost no attempt"
 
 
 @pytest.mark.slow
-def test_who_finds_no_task_is_told_when_the_next_version_comes(outside: Outside) -> None:
+def test_who_finds_no_task_is_told_when_the_next_version_comes(either: Outside) -> None:
     """Nothing starts before it; each batch takes its agent four seconds."""
-    job = outside.job(trainer__batches=3)
-    process = start(*outside.arguments(job), "async.mode=sync", "rollout.filters=[]")
-    driver, told = Driver(outside, process), []
+    job = either.job(trainer__batches=3)
+    process = start(*either.arguments(job), "async.mode=sync", "rollout.filters=[]")
+    driver, told = Driver(either, process), []
     try:
         for batch in range(3):
             tasks = [driver.take() for _ in range(6)]
@@ -375,11 +381,11 @@ def _ports(process: psutil.Process) -> set[int]:
 
 
 @pytest.mark.slow
-def test_the_official_clients_play_at_the_address_that_their_task_has(outside: Outside) -> None:
+def test_the_official_clients_play_at_the_address_that_their_task_has(either: Outside) -> None:
     openai, anthropic = pytest.importorskip("openai"), pytest.importorskip("anthropic")
-    job = outside.job(trainer__batches=2)
-    process = start(*outside.arguments(job), "rollout.filters=[]")
-    driver = Driver(outside, process)
+    job = either.job(trainer__batches=2)
+    process = start(*either.arguments(job), "rollout.filters=[]")
+    driver = Driver(either, process)
     try:
         count = 0
         while (task := driver.take()) is not None:
@@ -401,7 +407,7 @@ def test_the_official_clients_play_at_the_address_that_their_task_has(outside: O
     finally:
         process.kill()
         out, _ = process.communicate()
-    assert not outside.failures(), out
+    assert not either.failures(), out
     assert count >= 2 * 2 * 3
 
 

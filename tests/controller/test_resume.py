@@ -90,7 +90,7 @@ def test_sigterm_checkpoints_and_resume_goes_on_from_there(job: Path, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.copied
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))])
 def test_kill_at_any_moment_loses_nothing(job: Path, tmp_path: Path, seed: int) -> None:
     folder = tmp_path / "run"
     rng = random.Random(seed)
@@ -340,7 +340,7 @@ def committed(job: Path, folder: Path) -> tuple[int, dict[str, float], dict[str,
 
 @pytest.mark.slow
 @pytest.mark.copied
-@pytest.mark.parametrize(("place", "steps"), [("reward", 1), ("loss", 2)])
+@pytest.mark.parametrize(("place", "steps"), [pytest.param("reward", 1, marks=pytest.mark.soak), ("loss", 2)])
 def test_ppo_goes_on_from_the_commit_as_if_nothing_had_been(tmp_path: Path, place: str, steps: int) -> None:
     """Weights and optimisers of policy and critic, and the KL coefficient, come back together; `inspect` has all of the
     curve."""

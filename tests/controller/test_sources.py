@@ -116,7 +116,13 @@ def test_a_run_by_pass_rates_that_is_killed_draws_what_it_would_have_drawn(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.copied
-@pytest.mark.parametrize("curriculum", [{}, {"column": "level"}, {"pass_rate": 0.25}])
+@pytest.mark.parametrize(
+    "curriculum",
+    [
+        {"pass_rate": 0.25},
+        *(pytest.param(each, marks=pytest.mark.soak) for each in ({}, {"column": "level"})),
+    ],
+)
 def test_an_asynchronous_run_on_weighted_sources_that_is_killed_twice_loses_and_doubles_nothing(
     tmp_path: Path, curriculum: dict[str, object]
 ) -> None:

@@ -166,7 +166,7 @@ def times(folder: Path) -> tuple[dict[str, Any], float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.soak)])
 def test_the_times_of_a_run_add_up_also_after_a_resume(tmp_path: Path, mode: str) -> None:
     # So many that the run still goes when its second line has been read.
     config = make_job(tmp_path / "job", async__mode=mode, trainer__batches=80)

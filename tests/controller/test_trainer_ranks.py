@@ -83,13 +83,13 @@ CRITIC = {
     [
         (["d3"], SMALL),
         (["d2", {"dp": 2, "zero": 3}], REFERENCE),
-        (["d2", "t2"], EPOCHS),
+        pytest.param(["d2", "t2"], EPOCHS, marks=pytest.mark.soak),
         ([{"dp": 2, "zero": 2}, "d2t2"], CUT),
         (["c2"], SMALL | EPOCHS),
         (["t2"], M2PO | ON_DISK),
         ([{"zero": 3}], CRITIC | {"critic__layout": "c2t2"}),
         (["p2"], SMALL | REFERENCE | EPOCHS),
-        ([{"pp": 2, "schedule": "gpipe"}], CRITIC | {"critic__layout": "d2p2"}),
+        pytest.param(*([{"pp": 2, "schedule": "gpipe"}], CRITIC | {"critic__layout": "d2p2"}), marks=pytest.mark.soak),
     ],
     ids=[
         *("small micro-batches", "reference", "epochs", "top-p", "context", "whole batch", "critic"),
@@ -267,7 +267,9 @@ def test_a_rank_is_healed_while_rollouts_go_on(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("dies", "rank"), [(("add_up", 2), 0), (("take", 2), 1)], ids=["before a step", "as it is to read for the others"]
+    ("dies", "rank"),
+    [(("add_up", 2), 0), pytest.param(("take", 2), 1, marks=pytest.mark.soak)],
+    ids=["before a step", "as it is to read for the others"],
 )
 def test_what_nobody_else_has_is_trained_again_since_the_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: tuple[str, int], rank: int

@@ -17,8 +17,8 @@ from headrace.experience.schedule import OnDeadline, Schedule, ScheduleError
 from headrace.store.recorded import Recorded, RecordedGroup
 from headrace.store.segment import JournalOffset
 
-QUICK, ALL = 2_000, 100_000
-"""Sequences of events."""
+QUICK, SLOW, ALL = 2_000, 25_000, 100_000
+"""Sequences of events; all of them in `make soak`."""
 _VIEWS = (
     "batch",
     "live",
@@ -202,9 +202,10 @@ def test_every_decision_is_the_plain_schedules() -> None:
 
 
 @pytest.mark.slow
-def test_every_decision_is_the_plain_schedules_a_hundred_thousand_times() -> None:
-    """Two or three minutes."""
-    drive_many(range(QUICK, ALL))
+@pytest.mark.parametrize("seeds", [range(QUICK, SLOW), pytest.param(range(SLOW, ALL), marks=pytest.mark.soak)])
+def test_every_decision_is_the_plain_schedules_ten_thousands_of_times(seeds: range) -> None:
+    """Two or three minutes all of them."""
+    drive_many(seeds)
 
 
 @pytest.mark.parametrize("seed", range(100))

@@ -65,7 +65,9 @@ def processes() -> list[psutil.Process]:
 
 @pytest.mark.slow
 @pytest.mark.cpu
-@pytest.mark.parametrize(("name", "layout", "until"), [("dpo", "p2", STEPS), ("rm", "t2", 1)])
+@pytest.mark.parametrize(
+    ("name", "layout", "until"), [("dpo", "p2", STEPS), pytest.param("rm", "t2", 1, marks=pytest.mark.soak)]
+)
 def test_the_two_of_a_pair_are_one_ranks(tmp_path: Path, model: Path, name: str, layout: object, until: int) -> None:
     """One is told to stop, and goes on in another layout."""
     train(name, settings(tmp_path, model, name), tmp_path / "one")
@@ -138,7 +140,10 @@ TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-
         (TORCHRUN, [], ["rank-0.log"]),
         pytest.param(
             *([], ["runtime.kind=ray"], ["rank-0.log", "rank-1.log", "ray.log"]),
-            marks=pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'headrace[cluster]'"),
+            marks=[
+                pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'headrace[cluster]'"),
+                pytest.mark.soak,
+            ],
         ),
         pytest.param(
             *([], ON_SLOTS, ["cluster", "rank-0.log", "rank-1.log", "ray.log"]),

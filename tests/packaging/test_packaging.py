@@ -59,7 +59,7 @@ def installed(python: Path) -> set[str]:
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="of a checkout")
 def test_what_is_built_installs_into_an_empty_environment_and_runs(tmp_path: Path) -> None:
     tools, fresh = environment(tmp_path / "tools"), environment(tmp_path / "fresh")
-    pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile")
     call(tools, *pip, "build", cwd=tmp_path)
     source = copy_of_the_checkout(tmp_path / "source")
     call(tools, "-m", "build", "--outdir", tmp_path / "dist", source, cwd=tmp_path)
