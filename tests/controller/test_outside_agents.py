@@ -350,7 +350,7 @@ def test_tasks_of_a_worker_that_is_killed_are_over_and_played_again(workers: Out
 
 @pytest.mark.slow
 def test_a_worker_that_comes_while_the_run_goes_on_plays_too(workers: Outside) -> None:
-    job = workers.job(trainer__batches=6)
+    job = workers.job(trainer__batches=1000)
     process = start(*workers.arguments(job), "rollout.filters=[]")
     driver = Driver(workers, process)
     try:
@@ -364,6 +364,7 @@ def test_a_worker_that_comes_while_the_run_goes_on_plays_too(workers: Outside) -
         workers.agent()
         code, told = run("scale", str(workers.run), "--rollout-workers", "2")
         assert (code, "rollout workers: 2" in told) == (0, True), told
+        process.send_signal(signal.SIGINT)
         assert process.wait(90) == 0
     finally:
         process.kill()
