@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import runpy
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rollout_helpers import EOS, PaperRewards, ScriptedEngine, chunk, dead, ids, says, settings
+from rollout_helpers import EOS, PaperRewards, ScriptedEngine, chunk, dead, hangs, ids, says, settings
 
 from headrace.config import ConfigError
+from headrace.engines.completions import NotServed
 from headrace.engines.protocol import FinishReason, GenerateRequest, TokenChunk
 from headrace.experience.header import header_of
 from headrace.experience.prompts.dataset import Prompt
@@ -456,6 +458,148 @@ def test_a_function_that_never_ends_costs_the_groups_that_it_has() -> None:
 
     group = asyncio.run(run())
     assert all(words.startswith("timeout: waited 0.1 s for f to add group 0/0#0") for words in failures(group))
+
+
+Then = Callable[[Any, list[Any]], Any]
+
+
+def hangs_once(calls: list[int], then: Then | None = None) -> Callable[..., Any]:
+    """The first call takes one group, and waits for what never comes; `then`: what it does instead."""
+
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        calls.append(len(buffer))
+        if len(calls) > 1:
+            return await all_of(buffer, batch, evaluation)
+        groups = await buffer.get(1)
+        return await (asyncio.get_running_loop().create_future() if then is None else then(buffer, groups))
+
+    return function
+
+
+async def two_groups(playing: Playing) -> list[asyncio.Task[Group]]:
+    """One that the call has, and one that waits."""
+    buffer = playing.runner.buffer
+    first = playing.group(0)
+    await while_it_holds(lambda: not buffer.taken())
+    second = playing.group(1)
+    await while_it_holds(lambda: not len(buffer))
+    return [first, second]
+
+
+def is_played(group: Group) -> bool:
+    return [sample.reward for sample in group.samples] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("how", ["late", "ended", "not served"])
+def test_a_call_that_hangs_costs_the_group_that_it_has_and_the_next_call_has_the_others(how: str) -> None:
+    calls: list[int] = []
+
+    async def run() -> None:
+        playing = Playing(hangs_once(calls), ScriptedEngine(says("7")), timeout_s=0.3)
+        first, second = await two_groups(playing)
+        if how == "ended":
+            first.cancel()
+        elif how == "not served":
+            playing.runner.buffer.taken()[0].not_served(NotServed("no engine came back"))
+        assert is_played(await asyncio.wait_for(second, 5.0))
+        (ended,) = await asyncio.gather(first, return_exceptions=True)
+        if isinstance(ended, Group):
+            assert all(words.startswith("timeout: waited 0.3 s") for words in failures(ended))
+        kinds = {"late": Group, "ended": asyncio.CancelledError, "not served": NotServed}
+        assert isinstance(ended, kinds[how])
+
+    asyncio.run(run())
+    assert calls == [1, 1]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_call_that_swallows_its_end_gets_nothing_more(monkeypatch: pytest.MonkeyPatch, *, ends: bool) -> None:
+    """Whether it ends a little later or never, the next call begins, and is not disturbed."""
+    monkeypatch.setattr("headrace.rollout.rollout_function._GRACE_S", 0.1)
+    calls: list[int] = []
+    got: list[int] = []
+
+    async def swallows(buffer: Any, groups: list[Any]) -> Any:
+        with suppress(asyncio.CancelledError):
+            await asyncio.get_running_loop().create_future()
+        while not (ends and got) and not is_over:
+            got.append(len(await buffer.get(8)) + len(buffer))
+            await buffer.abort()
+            await buffer.add(groups)
+        return groups
+
+    is_over: list[bool] = []
+
+    async def run() -> None:
+        playing = Playing(hangs_once(calls, swallows), ScriptedEngine(says("7")))
+        first, second = await two_groups(playing)
+        first.cancel()
+        assert is_played(await asyncio.wait_for(second, 5.0))
+        assert is_played(await asyncio.wait_for(playing.group(2), 5.0))
+        is_over.append(True)
+
+    asyncio.run(run())
+    assert calls == [1, 1, 1]
+    assert got
+    assert not any(got)
+
+
+def test_a_call_goes_on_while_it_has_a_group_and_where_one_ends_that_waits() -> None:
+    calls: list[int] = []
+
+    async def goes_on(buffer: Any, groups: list[Any]) -> Any:
+        others = await buffer.get(1)
+        has_two.set()
+        await one_ended.wait()
+        await asyncio.gather(*(sample.generate() for sample in others[0]))
+        await buffer.add(others)
+        await another_ended.wait()
+        return await all_of(buffer, 0, False)
+
+    has_two, one_ended, another_ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def run() -> None:
+        playing = Playing(hangs_once(calls, goes_on), ScriptedEngine(says("7")))
+        first, second = await two_groups(playing)
+        await has_two.wait()
+        await ended(first)
+        one_ended.set()
+        assert is_played(await second)
+        third, fourth = playing.group(2), playing.group(3)
+        await while_it_holds(lambda: len(playing.runner.buffer) < 2)
+        await ended(third)
+        another_ended.set()
+        assert is_played(await asyncio.wait_for(fourth, 5.0))
+
+    async def ended(task: asyncio.Task[Group]) -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+    assert calls == [1]
+
+
+def test_samples_of_a_group_that_has_ended_give_nothing_and_let_others_go_on() -> None:
+    """However often a function asks for what was cut off."""
+    calls: list[int] = []
+    asked: list[bool] = []
+
+    async def asks_again(buffer: Any, groups: list[Any]) -> Any:
+        (sample, _) = groups[0]
+        while not sample.is_finished and len(asked) < 100_000:
+            asked.append(len((await sample.generate()).tokens) > 0)
+
+    async def run() -> None:
+        playing = Playing(hangs_once(calls, asks_again), ScriptedEngine(hangs, says("7")))
+        first, second = await two_groups(playing)
+        await while_it_holds(lambda: not playing.engine.requests)
+        first.cancel()
+        assert is_played(await asyncio.wait_for(second, 5.0))
+
+    asyncio.run(run())
+    assert calls == [1, 1]
+    assert asked == [False] * len(asked)
+    assert len(asked) < 10, "it is cancelled as soon as it asks again"
 
 
 def test_what_was_put_back_is_gone_on_with_under_the_next_issue(tmp_path: Path) -> None:

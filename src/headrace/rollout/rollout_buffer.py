@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from copy import copy
 from typing import Any
 
 from headrace.experience.records.codec import check_metadata
@@ -82,14 +83,14 @@ class RolloutBuffer:
         and go on to be trained. The others wait, and `get` gives them again with what they have; what they have then
         outlives the process."""
         held = [self._of(group) for group in groups]
-        finished = [each for each in held if each.is_finished and each.is_live]
-        await self.put_back([each for each in held if each.is_live and not each.is_finished])
+        finished = [each for each in held if each.is_finished and self._has(each)]
+        await self.put_back([each for each in held if self._has(each) and not each.is_finished])
         if finished:
             await self._finish(finished)
 
     async def drop(self, groups: Iterable[PlayedGroup]) -> None:
         """Give up groups that `get` gave: finished ones are not trained, of others the prompt is tried again later."""
-        await self._drop([each for each in map(self._of, groups) if each.is_live])
+        await self._drop([each for each in map(self._of, groups) if self._has(each)])
 
     async def abort(self) -> None:
         """End every completion that is under way: its sample has status ABORTED, and the tokens so far."""
@@ -123,6 +124,13 @@ class RolloutBuffer:
                 held.put_back()
                 await self._keep(held)
 
+    def handed_on(self) -> RolloutBuffer:
+        """A buffer with all groups, for later calls. This one has none any more: a call that was cancelled, and goes
+        on, is given nothing and changes nothing."""
+        successor = copy(self)
+        self._held = {}
+        return successor
+
     def arrive(self, held: HeldGroup) -> None:
         """A group was admitted."""
         held.arrival = self._arrivals
@@ -145,6 +153,9 @@ class RolloutBuffer:
         """What `get` gives next, in order."""
         waiting = [held for held in self._held.values() if held.where is Whereabouts.WAITS]
         return sorted(waiting, key=lambda held: (held.deadline, not held.has_begun, held.arrival))
+
+    def _has(self, held: HeldGroup) -> bool:
+        return held.is_live and held.arrival in self._held
 
     def _of(self, group: PlayedGroup) -> HeldGroup:
         """Raises TypeError, ValueError for what `get` did not give."""

@@ -123,14 +123,18 @@ class FunctionRunner:
             group = await held.patience.wait_for(held.ended, what)
         except WaitTimeout as late:
             group = self._failed(held, describe(FailureKind.TIMEOUT, str(late)))
+            self._take_away(held)
         except asyncio.CancelledError:
             if self._partials is not None:
                 await end_all(held.samples, self._policy.clock)
-            held.leave()
+            self._take_away(held)
             if self._partials is not None and held.has_begun:
                 self._partials.write_now(held)
-            self.buffer.forget(held)
-            await self._end_if_idle()
+            if self._call is not None and not self.buffer.live():
+                await asyncio.wait([self._call])
+            raise
+        except Exception:  # no engine may serve it
+            self._take_away(held)
             raise
         finally:
             held.leave()
@@ -215,13 +219,23 @@ class FunctionRunner:
             for sample in held.samples:
                 sample.policy.leave()
 
-    async def _end_if_idle(self) -> None:
-        """A call that has nothing any more, since all groups were ended, ends as well."""
+    def _take_away(self, held: HeldGroup) -> None:
+        """The group ends, though the function has not added it. A call that has no group left is ended with it, also
+        where others wait: it may hang, and the next call begins only once this one has ended."""
+        had = held.where is not Whereabouts.WAITS
+        held.leave()
+        self.buffer.forget(held)
+        if not self.buffer.taken() and (had or not self.buffer.waiting()):
+            self._end_call()
+
+    def _end_call(self) -> None:
+        """Cancel it; it is left if it does not end in time. Then the next call has the groups that wait."""
         call = self._call
-        if call is None or call.done() or self.buffer.waiting() or self.buffer.taken():
+        if call is None or call.done() or call.cancelling():
             return
+        self.buffer = self.buffer.handed_on()
+        call.add_done_callback(lambda _: self._begin() if self.buffer.waiting() else None)
         call.cancel()
-        await asyncio.wait([call])
 
     def _taken(self, held: HeldGroup) -> None:
         if self._settings.masks_continued:
