@@ -434,32 +434,6 @@ def test_what_makes_no_sense_is_told_with_its_mend(function: Any, words: str) ->
     assert all(words in failure for failure in failures(group)), failures(group)
 
 
-def test_a_filter_that_gives_something_else_is_told() -> None:
-    (group,) = play(all_of, ScriptedEngine(says("7")), buffer_filter=lambda groups: ["one"])
-    assert all(
-        "rollout.buffer_filter has to return a list of those of its groups" in words for words in failures(group)
-    )
-
-
-def test_an_engine_that_fails_costs_its_own_sample() -> None:
-    (group,) = play(all_of, ScriptedEngine(says("7"), dead))
-    assert sorted(str(sample.status) for sample in group.samples) == ["completed", "failed"]
-    assert sorted(failures(group)) == ["", "engine: the engine died"]
-
-
-def test_a_function_that_never_ends_costs_the_groups_that_it_has() -> None:
-    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
-        await buffer.get(1)
-        await asyncio.get_running_loop().create_future()
-
-    async def run() -> Group:
-        playing = Playing(function, ScriptedEngine(says("7")), timeout_s=0.1)
-        return await playing.group()
-
-    group = asyncio.run(run())
-    assert all(words.startswith("timeout: waited 0.1 s for f to add group 0/0#0") for words in failures(group))
-
-
 Then = Callable[[Any, list[Any]], Any]
 
 
@@ -488,6 +462,83 @@ async def two_groups(playing: Playing) -> list[asyncio.Task[Group]]:
 
 def is_played(group: Group) -> bool:
     return [sample.reward for sample in group.samples] == [1.0, 1.0]
+
+
+async def left_alone(buffer: Any, group: Any) -> None:
+    await buffer.add([group])
+
+
+async def ended(buffer: Any, group: Any) -> None:
+    await asyncio.gather(*(sample.generate() for sample in group))
+    await buffer.add([group])
+    await asyncio.sleep(0)  # whoever waits for it has it
+
+
+async def gone_on_with(buffer: Any, group: Any) -> None:
+    await group[0].generate()
+    group[0].status = None  # there is more to come
+    await buffer.add([group])
+
+
+@pytest.mark.parametrize(("deed", "is_something"), [(ended, True), (gone_on_with, True), (left_alone, False)])
+def test_a_call_may_leave_a_group_alone_for_one_that_came_later(
+    tmp_path: Path, deed: Callable[..., Any], *, is_something: bool
+) -> None:
+    """Which is begun already: the tokens that it came with are no work of the call."""
+    calls: list[int] = []
+
+    async def begins(buffer: Any, batch: int, evaluation: bool) -> Any:
+        (group,) = await buffer.get(1)
+        await gone_on_with(buffer, group)
+        begun.set()
+        await asyncio.get_running_loop().create_future()
+
+    async def puts_back(buffer: Any, groups: list[Any]) -> None:
+        (later,) = await buffer.get(1)
+        assert later[0].response_length == 2
+        await deed(buffer, later)
+        await buffer.add(groups)
+
+    begun = asyncio.Event()
+
+    async def run() -> list[Group]:
+        earlier = Playing(begins, ScriptedEngine(says("7")), folder=tmp_path)
+        task = earlier.group(1)
+        await begun.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        playing = Playing(hangs_once(calls, puts_back), ScriptedEngine(says("7")), folder=tmp_path)
+        return await asyncio.gather(*await two_groups(playing))
+
+    groups = asyncio.run(run())
+    words = "" if is_something else "f returned and had done nothing with any of the 2 groups"
+    assert all(bool(failure) != is_something and words in failure for each in groups for failure in failures(each))
+
+
+def test_a_filter_that_gives_something_else_is_told() -> None:
+    (group,) = play(all_of, ScriptedEngine(says("7")), buffer_filter=lambda groups: ["one"])
+    assert all(
+        "rollout.buffer_filter has to return a list of those of its groups" in words for words in failures(group)
+    )
+
+
+def test_an_engine_that_fails_costs_its_own_sample() -> None:
+    (group,) = play(all_of, ScriptedEngine(says("7"), dead))
+    assert sorted(str(sample.status) for sample in group.samples) == ["completed", "failed"]
+    assert sorted(failures(group)) == ["", "engine: the engine died"]
+
+
+def test_a_function_that_never_ends_costs_the_groups_that_it_has() -> None:
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        await buffer.get(1)
+        await asyncio.get_running_loop().create_future()
+
+    async def run() -> Group:
+        playing = Playing(function, ScriptedEngine(says("7")), timeout_s=0.1)
+        return await playing.group()
+
+    group = asyncio.run(run())
+    assert all(words.startswith("timeout: waited 0.1 s for f to add group 0/0#0") for words in failures(group))
 
 
 @pytest.mark.parametrize("how", ["late", "ended", "not served"])

@@ -57,6 +57,10 @@ class RolloutBuffer:
         self._held: dict[int, HeldGroup] = {}
         """All that have not ended, by arrival."""
         self._arrivals = 0
+        self._seen: dict[int, tuple[int, ...]] = {}
+        """Of each, by arrival, its progress when the call began, or when it came after that."""
+        self._has_ended = False
+        """Whether one has since, and is forgotten."""
 
     def __len__(self) -> int:
         """Groups that wait."""
@@ -136,10 +140,23 @@ class RolloutBuffer:
         held.arrival = self._arrivals
         self._arrivals += 1
         self._held[held.arrival] = held
+        self._seen[held.arrival] = held.progress
 
     def forget(self, held: HeldGroup) -> None:
         """It has ended."""
         self._held.pop(held.arrival, None)
+        if self._seen.pop(held.arrival, None) is not None:
+            self._has_ended = True
+
+    def begin_call(self) -> None:
+        """See `has_progressed`."""
+        self._seen = {held.arrival: held.progress for held in self.live()}
+        self._has_ended = False
+
+    def has_progressed(self) -> bool:
+        """Whether a group has ended or grown since the call began, one that came after that as well."""
+        seen = ((self._held[arrival], progress) for arrival, progress in self._seen.items())
+        return self._has_ended or any(not held.is_live or held.progress != progress for held, progress in seen)
 
     def live(self) -> list[HeldGroup]:
         """All that have not ended."""

@@ -186,16 +186,16 @@ class FunctionRunner:
                 held.break_off(error)
 
     async def _next_call(self) -> None:
-        before = {held: held.progress for held in self.buffer.waiting()}
+        self.buffer.begin_call()
         error = await self._one_call()
         failing = self.buffer.taken()
         if error is None:
             await self._put_away(failing)
-            if not all(held.is_live and held.progress == then for held, then in before.items()):
+            if self.buffer.has_progressed():
                 return
             error = RuntimeError(
-                f"{self._settings.name} returned and had done nothing with any of the {len(before)} groups that wait; "
-                "take them by buffer.get, have their samples generate, and add them"
+                f"{self._settings.name} returned and had done nothing with any of the {len(self.buffer)} groups that "
+                "wait; take them by buffer.get, have their samples generate, and add them"
             )
         for held in failing or self.buffer.live():
             held.end(self._failed(held, failure_of(error)))
