@@ -23,6 +23,7 @@ from headrace.roles.rollout_seats import RolloutSeats
 from headrace.roles.rollout_workers import RolloutWorkers
 from headrace.roles.workers.rollout_types import Assignment, Played
 from headrace.rollout.episode_scoring import empty_sample
+from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import Often
@@ -235,6 +236,47 @@ def test_a_worker_that_leaves_plays_on() -> None:
         await runner._seats.leave()
         assert workers.calls == ["1 leaves with 0 aboard"]
         assert [header.key for header in await asyncio.gather(*playing)] == [key(0), key(1)]
+
+    played_by(test)
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_worker_that_could_not_leave_stays_and_plays(*, is_late: bool) -> None:
+    """What it has aboard takes too long, or whoever asked has gone."""
+
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        seats, clock = runner._seats, runner._runtime.clock
+        async with seats.aboard(key(0)), seats.aboard(key(1)) as seat:
+            assert seat.rank == 1
+            waiting = asyncio.ensure_future(seats.leave())
+            await clock.sleep(4000.0 if is_late else 1.0)
+            waiting.cancel()
+            (ended,) = await asyncio.gather(waiting, return_exceptions=True)
+            assert isinstance(ended, WaitTimeout if is_late else asyncio.CancelledError)
+            assert seats.count == 2
+            await together(group(runner, each) for each in (2, 3))
+            assert {rank for rank, _ in workers.seen} == {0, 1}
+        await seats.leave()
+        assert seats.count == 1
+        assert workers.calls == ["1 leaves with 0 aboard"]
+
+    played_by(test)
+
+
+def test_what_waits_for_a_worker_has_one_that_could_not_leave() -> None:
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        seats, clock = runner._seats, runner._runtime.clock
+        losses.lost(key(7))
+        losses.lost(key(7))
+        async with seats.aboard(key(7)), seats.aboard(key(1)):
+            leaving = asyncio.ensure_future(seats.leave())
+            await clock.sleep(1.0)
+            playing = asyncio.ensure_future(group(runner, 2))
+            await clock.sleep(1.0)
+            assert not workers.seen, "the one is for a group alone, and the other leaves"
+            leaving.cancel()
+            await playing
+            assert workers.seen == [(1, (key(2),))]
 
     played_by(test)
 

@@ -110,12 +110,17 @@ class RolloutSeats:
         self._look()
 
     async def leave(self) -> None:
-        """The worker that came last plays what it has aboard, takes nothing more, and ends. Raises NothingToTrain,
-        WaitTimeout."""
+        """The worker that came last plays what it has aboard, takes nothing more, and ends. Where that takes too long,
+        or this is cancelled, it stays, and plays on. Raises NothingToTrain, WaitTimeout."""
         seat = [seat for seat in self._seats if not seat.leaves][-1]
         seat.leaves = True
         self._changed.notify()
-        await self._until(lambda: seat.is_up and not seat.aboard)  # one that is lost comes back first
+        try:
+            await self._until(lambda: seat.is_up and not seat.aboard)  # one that is lost comes back first
+        except BaseException:
+            seat.leaves = False
+            self._changed.notify()
+            raise
         seat.is_up = False
         await self.workers.leave(seat.rank)
 
