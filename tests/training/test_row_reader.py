@@ -20,7 +20,7 @@ from headrace.runtime.refs import InlineRefs
 from headrace.training.rows.row_reader import RowReader
 
 pytestmark = pytest.mark.cpu
-SLOW = pytest.mark.slow
+SLOW, SOAK = pytest.mark.slow, [pytest.mark.slow, pytest.mark.soak]
 READ = sum(given.tokens.nbytes for given in rows(kept=True))
 
 
@@ -47,8 +47,8 @@ def ranks(folder: Path, layout: dict[str, int], machines: Sequence[str], **more:
 @pytest.mark.parametrize(
     ("layout", "machines", "reading"),
     [
-        pytest.param({"tp": 2, "pp": 2, "zero": 2}, ["a", "a", "b", "b"], [0, 2], id="in pairs"),
-        pytest.param({"dp": 2, "tp": 2, "zero": 3}, ["a"] * 4, [0, 2], id="two parts of the data", marks=SLOW),
+        pytest.param({"tp": 2, "pp": 2, "zero": 2}, ["a", "a", "b", "b"], [0, 2], id="in pairs", marks=SLOW),
+        pytest.param({"dp": 2, "tp": 2, "zero": 3}, ["a"] * 4, [0, 2], id="two parts of the data", marks=SOAK),
     ],
 )
 def test_who_is_on_one_machine_reads_once(
