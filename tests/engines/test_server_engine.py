@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from headrace.config.errors import ConfigError
 from headrace.engines.protocol import (
     EngineError,
     FinishReason,
@@ -51,7 +52,9 @@ class Scripted:
     """What spans call a version."""
     up: bool = True
     load_is: ServerLoad | None = None
-    dies: bool = False
+    fault: Exception | None = None
+    """Of answers."""
+    health_fault: Exception | None = None
     hangs: bool = False
     """Calls are taken, and never answered."""
     name: str = "a server"
@@ -65,6 +68,8 @@ class Scripted:
     calls: list[str] = field(default_factory=list)
 
     async def is_up(self) -> bool:
+        if self.health_fault is not None:
+            raise self.health_fault
         return self.up
 
     async def meet(self, expected: Expected) -> None:
@@ -79,8 +84,8 @@ class Scripted:
         late: list[tuple[float, Piece]] = []
         while finish is None:
             await clock.sleep(STEP_S)
-            if self.dies:
-                raise ServerGone("it broke off")
+            if self.fault is not None:
+                raise self.fault
             cuts = self.paused in (SwapMode.RECOMPUTE, SwapMode.DRAIN) and not self.retracts
             if name in self.aborted or (cuts and sampled):
                 finish = FinishReason.ABORT
@@ -249,10 +254,10 @@ def test_where_the_server_retracts_what_is_in_flight_goes_on_as_it_is_recomputed
 
 def test_one_that_retracts_keeps_what_is_in_flight_after_an_answer_broke_off() -> None:
     async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
-        server.dies = True
+        server.fault = ServerGone("it broke off")
         with pytest.raises(EngineError, match="it broke off"):
             await read(engine, request("s"))
-        server.dies = False
+        server.fault = None
         reading = asyncio.ensure_future(read(engine, request()))
         await runtime.clock.sleep(5.5 * STEP_S)
         await engine.update(Offers(1), SwapMode.KEEP)
@@ -372,9 +377,43 @@ def test_a_server_that_says_something_else_of_the_versions_fails_the_request() -
     on(test, says=lambda name: "0.7")
 
 
+def test_an_answer_that_cannot_be_read_fails_its_request_alone() -> None:
+    """Whoever waits for it hears of it, and the next update recomputes: how much came is not known any more."""
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        server.fault = TypeError("no number")
+        with pytest.raises(EngineError, match=r"request r: .* cannot be read: TypeError: no number"):
+            await runtime.clock.wait_for(read(engine, request()), 100.0, "the request")
+        server.fault = None
+        assert (engine.failure, engine.stats().running) == (None, 0)
+        reading = asyncio.ensure_future(read(engine, request("s")))
+        await runtime.clock.sleep(3.5 * STEP_S)
+        await engine.update(Offers(1), SwapMode.KEEP)
+        assert (await reading)[-1].finish_reason is FinishReason.INTERRUPTED
+        assert versions(await read(engine, request("t", 2))) == [1, 1]
+
+    on(test)
+
+
+@pytest.mark.parametrize(
+    ("fault", "dies"), [(ConfigError("it takes no such token"), True), (ValueError("no answer"), False)]
+)
+def test_after_an_answer_broke_off_its_health_may_not_be_told(fault: Exception, dies: bool) -> None:
+    """One that refuses who asks is gone; of another, health is looked at again."""
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        server.fault, server.health_fault = ServerGone("it broke off"), fault
+        with pytest.raises(EngineError, match="it broke off"):
+            await runtime.clock.wait_for(read(engine, request()), 2.5, "the request")
+        assert (engine.failure is not None) is dies
+        assert engine.stats().running == 0
+
+    on(test)
+
+
 def test_an_answer_that_breaks_off_is_the_engines_death_if_nobody_is_there() -> None:
     async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
-        server.dies = True
+        server.fault = ServerGone("it broke off")
         with pytest.raises(EngineError, match="it broke off"):
             await read(engine, request())
         assert engine.failure is None

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
 
+from headrace.config.errors import ConfigError
 from headrace.engines.liveness import Liveness
 from headrace.engines.protocol import EngineError, FinishReason, GenerateRequest, RequestError
 from headrace.engines.servers.answers import Answer
@@ -166,16 +167,31 @@ class InFlight:
             raise EngineError(f"request {name} ended without a finish reason")
         except (EngineError, RequestError) as error:
             self.count.before = None
-            if isinstance(error, ServerGone) and not await self._dialect.is_up():
+            if isinstance(error, ServerGone) and await self._is_gone():
                 self._fail(error)
             mine.pieces.put_nowait(error)
         except asyncio.CancelledError:
             self.count.before = None
             raise
+        except Exception as error:  # of what the server says, which may be anything
+            self.count.before = None
+            words = f"what the server sent cannot be read: {type(error).__name__}: {error}"
+            unread = EngineError(f"request {name}: {words}")
+            unread.__cause__ = error
+            mine.pieces.put_nowait(unread)
         finally:
             mine.is_read = True
             if not mine.held:
                 self._leave(name)
+
+    async def _is_gone(self) -> bool:
+        """Where it cannot tell, whoever watches its health looks again."""
+        try:
+            return not await self._dialect.is_up()
+        except ConfigError:
+            return True
+        except Exception:
+            return False
 
     def _take(self, mine: Answer, piece: Piece) -> None:
         self.count.read += len(piece.tokens)
