@@ -377,6 +377,26 @@ def test_a_server_that_says_something_else_of_the_versions_fails_the_request() -
     on(test, says=lambda name: "0.7")
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_one_that_names_no_version_is_believed_until_weights_were_loaded(fails: bool) -> None:
+    """A load that failed has loaded none: what goes on keeps what came before it."""
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        reading = asyncio.ensure_future(read(engine, request()))
+        await runtime.clock.sleep(3.5 * STEP_S)
+        if fails:
+            server.faults = [WeightError("damaged")]
+            with pytest.raises(WeightError, match="damaged"):
+                await engine.update(Offers(1), SwapMode.KEEP)
+        await engine.update(Offers(1), SwapMode.KEEP)
+        assert versions(await reading) == [0] * 3 + [1] * 7
+        server.version = "default"
+        with pytest.raises(EngineError, match=r"of \[\('default', 3\)\], and they were taken for \[\('0.1', 3\)"):
+            await read(engine, request("s", 3))
+
+    on(test)
+
+
 def test_an_answer_that_cannot_be_read_fails_its_request_alone() -> None:
     """Whoever waits for it hears of it, and the next update recomputes: how much came is not known any more."""
 

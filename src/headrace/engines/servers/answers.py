@@ -11,6 +11,9 @@ from headrace.engines.protocol import EngineError, FinishReason, GenerateRequest
 from headrace.engines.servers.dialect import Piece, Span
 from headrace.weights.version import Version
 
+_NO_NAME = "default"
+"""What servers say of weights that they were told no name of."""
+
 
 @dataclass(eq=False, slots=True)
 class Answer:
@@ -24,15 +27,15 @@ class Answer:
     """To its end."""
     is_over: bool = False
     """Nothing more is handed out: whoever asked has left, or what came is of weights that were refused."""
-    _stamped: list[tuple[Version, int]] = field(default_factory=list)
-    """Version, and tokens of it, in their order."""
+    _stamped: list[tuple[str, bool, int]] = field(default_factory=list)
+    """Name of a version, whether the server was told it, and tokens of it, in their order."""
 
-    def stamp(self, piece: Piece, version: Version) -> TokenChunk:
-        """The piece, all of whose tokens are of `version`. Raises EngineError where the server says something else of
-        the answer, at its end."""
+    def stamp(self, piece: Piece, version: Version, *, is_named: bool) -> TokenChunk:
+        """The piece, all of whose tokens are of `version`. `is_named`: the server was told its name. Raises EngineError
+        where the server says something else of the answer, at its end."""
         count = len(piece.tokens)
         if count:
-            self._stamped.append((version, count))
+            self._stamped.append((name_of(version), is_named, count))
         if piece.finish is not None and piece.spans is not None:
             self._require_agreement(piece.spans)
         cut = piece.finish is FinishReason.ABORT  # whoever aborts it here reads no more
@@ -60,21 +63,20 @@ class Answer:
             self.pieces.put_nowait(TokenChunk(none, np.empty(0, np.float32), none, none, finish))
 
     def _require_agreement(self, spans: tuple[Span, ...]) -> None:
-        """Of the weights that it was started with, a server knows no name."""
+        """Of the weights that it was started with, and of no others, a server knows no name."""
         told = [(span.version, span.end - span.start) for span in spans if span.end > span.start]
-        stamped: list[tuple[str, int]] = []
-        for version, count in self._stamped:
-            name = name_of(version)
-            if stamped and stamped[-1][0] == name:
-                stamped[-1] = (name, stamped[-1][1] + count)
-            else:
-                stamped.append((name, count))
-        if [count for _, count in told] != [count for _, count in stamped] or any(
-            name not in ("default", own) for (name, _), (own, _) in zip(told, stamped, strict=False)
+        stamped: list[tuple[str, bool, int]] = []
+        for name, is_named, count in self._stamped:
+            if stamped and stamped[-1][:2] == (name, is_named):
+                count += stamped.pop()[2]
+            stamped.append((name, is_named, count))
+        if len(told) != len(stamped) or any(
+            count != taken or (name != own and (is_named or name != _NO_NAME))
+            for (name, count), (own, is_named, taken) in zip(told, stamped, strict=True)
         ):
             raise EngineError(
                 f"request {self.asked.request_id}: the server says that its tokens are of {told}, and they were taken "
-                f"for {stamped}"
+                f"for {[(own, taken) for own, _, taken in stamped]}"
             )
 
 

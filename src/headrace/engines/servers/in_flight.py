@@ -40,6 +40,8 @@ class InFlight:
         """`changed`: notified once a request is over. `version`: of the weights that the server has. `slots`: sequences
         that it decodes together. `fail`: told why the server is gone."""
         self.version = version
+        self.is_named = False
+        """The server was told what its weights are called: they came through here."""
         self.checking: Version | None = None
         """What is sampled is of this version, and is held."""
         self.count = TokenCount()
@@ -195,7 +197,7 @@ class InFlight:
 
     def _take(self, mine: Answer, piece: Piece) -> None:
         self.count.read += len(piece.tokens)
-        chunk = mine.stamp(piece, self.checking or self.version)
+        chunk = mine.stamp(piece, self.checking or self.version, is_named=self.is_named)
         if mine.is_over:
             return
         if self.checking is None:

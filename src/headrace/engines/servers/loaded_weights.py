@@ -200,7 +200,7 @@ class LoadedWeights:
     async def _exchange(self, offer: WeightOffer) -> None:
         """Raises WeightError, EngineError: the server rests, and what it has loaded is of no version."""
         await self._dialect.load(offer, name_of(offer.version))
-        self._in_flight.checking = offer.version
+        self._in_flight.is_named, self._in_flight.checking = True, offer.version
         await self._dialect.resume()
         try:
             await self._check(offer)
