@@ -260,15 +260,15 @@ class Says:
 
     gives_kept_sets, quiet, rests, asleep, slots, version, failure = True, None, False, (), 1, INITIAL, None
 
-    def __init__(self, finish: FinishReason | None, error: Exception | None = None) -> None:
-        self._finish, self._error = finish, error
+    def __init__(self, finish: FinishReason | None, error: Exception | None = None, logprob: float = 0.0) -> None:
+        self._finish, self._error, self._logprob = finish, error, logprob
         self.aborted: list[str] = []
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         if self._error is not None:
             raise self._error
         none = np.zeros(1, np.int32)
-        yield TokenChunk(none, np.zeros(1, np.float32), none, none, self._finish)
+        yield TokenChunk(none, np.full(1, self._logprob, np.float32), none, none, self._finish)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         self.aborted.extend(request_ids)
@@ -280,6 +280,8 @@ class Says:
         (Says(FinishReason.ABORT), GenerationAborted, "request a was aborted"),
         (Says(None), EngineError, "ended without a finish reason"),
         (Says(None, RequestError("id 999")), RequestError, "id 999"),
+        (Says(FinishReason.STOP, logprob=np.nan), EngineError, "request a.*: token 0 came with a log-prob of nan"),
+        (Says(FinishReason.STOP, logprob=-np.inf), EngineError, "token 0 came with a log-prob of -inf"),
         (Says(None, EngineError("not finite")), EngineError, "not finite"),
     ],
 )

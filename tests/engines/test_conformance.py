@@ -84,6 +84,22 @@ class LostToken(Broken):
             )
 
 
+class LostInTheSwap(Broken):
+    """Of what an update in mode `keep` goes on with it no longer knows the log-probs."""
+
+    mode = SwapMode.RECOMPUTE
+
+    async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
+        self.mode = mode
+        return await self._engine.update(receiver, mode)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+        began = self._engine.version.number
+        async for chunk in self._engine.generate(request):
+            lost = (chunk.versions > began) & (self.mode is SwapMode.KEEP)
+            yield replace(chunk, logprobs=np.where(lost, np.float32(np.nan), chunk.logprobs))
+
+
 class StaleCache(Broken):
     """What is in flight goes on with keys and values of the old weights, though they were to be computed again."""
 
@@ -193,6 +209,7 @@ def test_the_embedded_engine_conforms(tmp_path: Path, check: Check) -> None:
     [
         (WrongVersion, new_weights_are_used_and_told, "its versions go back|log-prob .*, the model's is"),
         (LostToken, tokens_are_the_models, "token 2 .*: log-prob"),
+        (LostInTheSwap, new_weights_are_used_and_told, "log-prob nan of token .* is not finite"),
         (StaleCache, new_weights_are_used_and_told, "log-prob .*, the model's is"),
         (Insomniac, who_sleeps_samples_nothing_and_goes_on, "it samples while it sleeps"),
         (Hoarder, who_sleeps_samples_nothing_and_goes_on, "it woke with weights that it had dropped"),

@@ -54,6 +54,8 @@ class Scripted:
     load_is: ServerLoad | None = None
     fault: Exception | None = None
     """Of answers."""
+    logprob: float = -1.0
+    """Of each token."""
     health_fault: Exception | None = None
     hangs: bool = False
     """Calls are taken, and never answered."""
@@ -97,7 +99,7 @@ class Scripted:
                 self.count += 1
                 if sampled == request.sampling.max_new_tokens:
                     finish = FinishReason.LENGTH
-                late.append((clock.now() + self.lag_s, _piece(1)))
+                late.append((clock.now() + self.lag_s, Piece(*_arrays(1, self.logprob))))
             while late and late[0][0] <= clock.now():
                 yield late.pop(0)[1]
         for _, piece in late:
@@ -137,12 +139,8 @@ class Scripted:
         return self.load_is
 
 
-def _arrays(count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    return np.full(count, 5, np.int32), np.full(count, -1.0, np.float32)
-
-
-def _piece(count: int) -> Piece:
-    return Piece(*_arrays(count))
+def _arrays(count: int, logprob: float = -1.0) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    return np.full(count, 5, np.int32), np.full(count, logprob, np.float32)
 
 
 class Offers(WeightReceiver):
@@ -393,6 +391,19 @@ def test_one_that_names_no_version_is_believed_until_weights_were_loaded(fails: 
         server.version = "default"
         with pytest.raises(EngineError, match=r"of \[\('default', 3\)\], and they were taken for \[\('0.1', 3\)"):
             await read(engine, request("s", 3))
+
+    on(test)
+
+
+@pytest.mark.parametrize("logprob", [np.nan, -np.inf, np.inf])
+def test_log_probs_that_are_not_finite_fail_their_request_alone(logprob: float) -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        server.logprob = logprob
+        with pytest.raises(EngineError, match=f"request r: token 5 came with a log-prob of {logprob}"):
+            await read(engine, request())
+        server.logprob = -1.0
+        assert len(versions(await read(engine, request("s")))) == 10
+        assert engine.failure is None
 
     on(test)
 

@@ -18,6 +18,7 @@ from headrace.engines.place import Place
 from headrace.engines.pool import EnginePool
 from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import EngineError, FinishReason, GenerateRequest, SamplingParams, TokenChunk
+from headrace.engines.validate import check_finite
 from headrace.runtime.off_loop import off_loop
 from headrace.runtime.patience import StandStill
 from headrace.runtime.protocol import Services, WaitTimeout
@@ -359,6 +360,7 @@ def _check(pool: EnginePool, chunk: TokenChunk, request: GenerateRequest, asked:
     lengths = {len(chunk.tokens), len(chunk.logprobs), len(chunk.versions), len(chunk.branches)}
     if len(lengths) != 1:
         raise EngineError(f"request {request.request_id}: a chunk whose arrays differ in length")
+    check_finite(request.request_id, chunk.tokens, chunk.logprobs)
     if request.return_kept and request.sampling.truncates and len(chunk.tokens):
         _check_kept(chunk, request)
     if asked.minimum is None or not len(chunk.tokens):

@@ -1,13 +1,14 @@
-"""Requests that no engine could serve."""
+"""Requests that no engine could serve, and answers that nothing can be trained on."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.config.values.temperature import TEMPERATURES, is_temperature
-from headrace.engines.protocol import GenerateRequest, RequestError
+from headrace.engines.protocol import EngineError, GenerateRequest, RequestError
 from headrace.weights.version import Version
 
 _MOST_STOPS = 1024
@@ -44,6 +45,14 @@ def check_request(request: GenerateRequest, vocab_size: int, max_context: int) -
             f"{name}: experts_from is {begin!r}; give the place of a token of the prompt, from 0 to {len(prompt) - 1}"
         )
     _check_sampling(request, name)
+
+
+def check_finite(name: str, tokens: NDArray[np.int32], logprobs: NDArray[np.float32]) -> None:
+    """Of request `name`, arrays of one length. Raises EngineError."""
+    bad = np.flatnonzero(~np.isfinite(logprobs))
+    if len(bad):
+        token, logprob = int(tokens[bad[0]]), float(logprobs[bad[0]])
+        raise EngineError(f"request {name}: token {token} came with a log-prob of {logprob}, which is not finite")
 
 
 def _check_sampling(request: GenerateRequest, name: str) -> None:

@@ -90,13 +90,15 @@ class Subject:
             )
 
     async def chunks(self, request: GenerateRequest) -> list[TokenChunk]:
-        """As they came, to the last. Raises NotConforming unless that says why it is."""
+        """As they came, to the last. Raises NotConforming unless that says why it is, and where a log-prob is not
+        finite: also of tokens that no model judges, since keys and values of old weights are in them."""
         found: list[TokenChunk] = []
 
         async def read() -> None:
             async with aclosing(self.engine.generate(request)) as chunks:
                 async for chunk in chunks:
-                    found.append(chunk)  # noqa: PERF401 (up to an error)
+                    found.append(chunk)
+                    _require_finite(request, chunk)
 
         await self.clock.wait_for(read(), WAIT_S, f"request {request.request_id}")
         if not found or found[-1].finish_reason is None:
@@ -149,6 +151,12 @@ class Subject:
         gap = abs(right - float(answer.logprobs[place]))
         if not gap <= self.largest_gap:
             raise NotConforming(f"{name}: log-prob {answer.logprobs[place]:.6f}, the model's is {right:.6f}")
+
+
+def _require_finite(request: GenerateRequest, chunk: TokenChunk) -> None:
+    for place in np.flatnonzero(~np.isfinite(chunk.logprobs)):
+        told = f"log-prob {chunk.logprobs[place]} of token {place} of a chunk is not finite"
+        raise NotConforming(f"request {request.request_id}: {told}")
 
 
 def require(holds: bool, words: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from headrace.engines.protocol import EngineError, FinishReason, GenerateRequest, TokenChunk
 from headrace.engines.servers.dialect import Piece, Span
+from headrace.engines.validate import check_finite
 from headrace.weights.version import Version
 
 _NO_NAME = "default"
@@ -32,7 +33,8 @@ class Answer:
 
     def stamp(self, piece: Piece, version: Version, *, is_named: bool) -> TokenChunk:
         """The piece, all of whose tokens are of `version`. `is_named`: the server was told its name. Raises EngineError
-        where the server says something else of the answer, at its end."""
+        for log-probs that are not finite, and where the server says something else of the answer, at its end."""
+        check_finite(self.asked.request_id, piece.tokens, piece.logprobs)
         count = len(piece.tokens)
         if count:
             self._stamped.append((name_of(version), is_named, count))
