@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-from agent_listener import CALL, CHAT, TOOL, post, run
+from agent_listener import CALL, CHAT, TOOL, post, run, run_on
 from rollout_helpers import EOS, ScriptedEngine, chunk, hangs, ids, policy, says
 
 from headrace.config.gateway import GatewayConfig
@@ -47,6 +47,28 @@ def test_equal_bodies_are_two_samples_and_a_retry_is_none() -> None:
     heard, engine = run(test)
     assert heard == ["one", "two", "two", "three"], "another body is no retry, whatever the client says"
     assert len(engine.requests) == 3
+
+
+def test_a_retry_of_one_that_found_no_room_is_a_sample_of_its_own() -> None:
+    """As the official clients retry what is answered with 429."""
+    held = asyncio.Event()
+
+    class Slow(ScriptedEngine):
+        async def generate(self, request: GenerateRequest) -> Any:
+            await held.wait()
+            async for each in super().generate(request):
+                yield each
+
+    async def test(session: AgentSession, _: ScriptedEngine) -> list[str]:
+        first = asyncio.ensure_future(post(session, CHAT))
+        await until(lambda: session.exchanges.running == 1)
+        assert (await post(session, CHAT))[0] == 429
+        held.set()
+        heard = said(await first)
+        return [heard, said(await post(session, CHAT, x_stainless_retry_count="1"))]
+
+    config = GatewayConfig(max_concurrent_requests=1)
+    assert run_on(Slow(says("one"), says("two")), test, config, max_context=200) == ["one", "two"]
 
 
 def test_a_request_whose_connection_broke_is_answered_when_it_comes_again() -> None:

@@ -73,3 +73,59 @@ def test_what_failed_is_tried_again() -> None:
         assert exchanges.retries == 0
 
     run(test)
+
+
+class Full(Exception):
+    pass
+
+
+def answered(
+    exchanges: Exchanges[int], begin: Callable[[], asyncio.Task[int]], *, retry: bool = False
+) -> Exchange[int]:
+    exchange = claim(exchanges, begin, retry=retry)
+    with exchange.reading() as delivered:
+        delivered()
+    return exchange
+
+
+def refused(exchanges: Exchanges[int], *, retry: bool = False, body: bytes = b"{}") -> None:
+    def begin() -> Exchange[int]:
+        raise Full
+
+    with pytest.raises(Full):
+        exchanges.claim("/v1/x", body, says_retry=retry, begin=begin)
+
+
+def test_a_retry_of_one_that_was_refused_is_a_sample_of_its_own() -> None:
+    """However often it was refused; the next retry is one of what was begun."""
+
+    async def test(exchanges: Exchanges[int], begin: Callable[[], asyncio.Task[int]]) -> None:
+        first = answered(exchanges, begin)
+        refused(exchanges)
+        refused(exchanges, retry=True)
+        second = answered(exchanges, begin, retry=True)
+        assert second is not first
+        assert exchanges.retries == 0
+        assert answered(exchanges, begin, retry=True) is second
+
+    run(test)
+
+
+def test_of_two_that_were_refused_before_any_was_begun_each_is_a_sample() -> None:
+    async def test(exchanges: Exchanges[int], begin: Callable[[], asyncio.Task[int]]) -> None:
+        refused(exchanges)
+        refused(exchanges)
+        assert answered(exchanges, begin, retry=True) is not answered(exchanges, begin, retry=True)
+
+    run(test)
+
+
+def test_of_refused_bodies_the_newest_are_remembered() -> None:
+    async def test(exchanges: Exchanges[int], begin: Callable[[], asyncio.Task[int]]) -> None:
+        first = answered(exchanges, begin)
+        refused(exchanges)
+        for number in range(1024):
+            refused(exchanges, body=b"%d" % number)
+        assert answered(exchanges, begin, retry=True) is first
+
+    run(test)

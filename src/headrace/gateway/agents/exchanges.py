@@ -13,6 +13,9 @@ from headrace.gateway.agents.growing import Live
 
 T = TypeVar("T")
 
+_MOST_REFUSED = 1024
+"""Bodies that are remembered of those that were refused."""
+
 
 @dataclass(eq=False, slots=True)
 class Exchange(Generic[T]):
@@ -57,27 +60,47 @@ class Exchanges(Generic[T]):
     """Of one episode.
 
     A request is a retry if its body was sent before, and either the client says so, or a connection on which the body
-    was sent broke before the answer was delivered. All other requests of an equal body are further samples.
+    was sent broke before the answer was delivered. All other requests of an equal body are further samples, and so are
+    retries of those that were refused before they began.
     """
 
     def __init__(self) -> None:
         self._known: dict[bytes, list[Exchange[T]]] = {}
+        self._refused: dict[bytes, int] = {}
+        """How many that `begin` refused may come again."""
         self.retries = 0
 
     def claim(self, route: str, body: bytes, *, says_retry: bool, begin: Callable[[], Exchange[T]]) -> Exchange[T]:
-        """The exchange that the request is a retry of, or a new one, that `begin` begins."""
+        """The exchange that the request is a retry of, or a new one, that `begin` begins. Raises what it raises."""
         digest = hashlib.blake2b(route.encode() + b"\n" + body, digest_size=16).digest()
         known = [each for each in self._known.get(digest, ()) if not _has_failed(each.task)]
         again = next((each for each in known if each.is_broken), None)
-        if again is None and says_retry and known:
+        was_refused = again is None and says_retry and self._take_refused(digest)
+        if again is None and says_retry and not was_refused and known:
             again = known[-1]
         if again is not None:
             self.retries += 1
         else:
-            again = begin()
+            try:
+                again = begin()
+            except Exception:
+                self._note_refused(digest)
+                raise
             known.append(again)
         self._known[digest] = known
         return again
+
+    def _take_refused(self, digest: bytes) -> bool:
+        """Whether one of the body was refused; that it was is used up."""
+        count = self._refused.pop(digest, 0)
+        if count > 1:
+            self._refused[digest] = count - 1
+        return count > 0
+
+    def _note_refused(self, digest: bytes) -> None:
+        self._refused[digest] = self._refused.pop(digest, 0) + 1  # behind all others: the newest
+        if len(self._refused) > _MOST_REFUSED:
+            del self._refused[next(iter(self._refused))]
 
     @property
     def running(self) -> int:
