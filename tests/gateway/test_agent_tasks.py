@@ -357,6 +357,24 @@ def test_an_agent_that_asks_the_model_for_nothing_fails() -> None:
     assert "asked the policy for nothing" in str(outside(test).failure)
 
 
+@pytest.mark.parametrize(
+    ("forwarded", "scheme"),
+    [("https", "https"), ("https, http", "https"), ("http,https", "http"), ("ftp", "http"), ("", "http")],
+)
+def test_behind_a_proxy_with_tls_the_address_is_the_proxys(forwarded: str, scheme: str) -> None:
+    """As X-Forwarded-Proto says; the first proxy is the one that the agent knows."""
+
+    async def test(agents: Agents) -> str:
+        group = agents.group()
+        headers = {"Host": "agents.example", "X-Forwarded-Proto": forwarded}
+        status, task, _ = await agents.post("/tasks", {}, None, **headers)
+        assert status == 200
+        group.cancel()
+        return str(task["base_url"])
+
+    assert outside(test) == f"{scheme}://agents.example/episodes/0/v1"
+
+
 def test_a_task_that_is_played_elsewhere_has_the_host_that_the_agent_knows_and_the_port_of_who_plays() -> None:
     async def main() -> list[str]:
         runtime = InlineRuntime()

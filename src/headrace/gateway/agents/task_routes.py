@@ -130,11 +130,11 @@ class TaskRoutes:
     def _base_url(self, request: web.Request, task: OutsideTask) -> str:
         """By the address that the agent knows, which need not be the one that is listened to; with the port of the
         listener that plays the episode, where that is another."""
-        its = urlsplit(task.base_url)
+        its, scheme = urlsplit(task.base_url), _scheme(request)
         if its.port == urlsplit(self._tasks.address).port:
-            return f"{request.scheme}://{request.host}{its.path}"
+            return f"{scheme}://{request.host}{its.path}"
         host = request.url.host or ""
-        return f"{request.scheme}://{f'[{host}]' if ':' in host else host}:{its.port}{its.path}"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{its.port}{its.path}"
 
     def _has_token(self, request: web.Request) -> bool:
         return self._token is not None and hmac.compare_digest(
@@ -162,6 +162,12 @@ def _ended(error: TaskEnded) -> ApiError:
 
 def _refused(mend: str) -> ApiError:
     return ApiError(f"missing or wrong token; {mend}", status=401, code="invalid_api_key")
+
+
+def _scheme(request: web.Request) -> str:
+    """That the agent knows: as a proxy before the listener tells, of several the first."""
+    told = request.headers.get("X-Forwarded-Proto", "").partition(",")[0].strip()
+    return told if told in ("http", "https") else request.scheme
 
 
 def _bearer(request: web.Request) -> str:
