@@ -145,6 +145,7 @@ def test_openais_client_uses_responses_whole_and_streamed() -> None:
         ("messages", {"messages": [{"role": "user", "content": 3}]}, "text or a list of blocks"),
         ("messages", {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "bash"}]}, "no input_schema"),
         ("messages", {"messages": [{"role": "user", "content": "x"}], "tool_choice": {"type": "any"}}, "tool_choice"),
+        ("messages", {"messages": [{"role": "user", "content": "x"}], "tool_choice": "tool"}, "tool_choice is tool"),
         ("messages", {"messages": [{"role": "user", "content": "x"}], "surprise": 1}, "unknown field 'surprise'"),
         (
             "messages",

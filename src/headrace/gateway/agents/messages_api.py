@@ -180,6 +180,6 @@ def _tool_choice(value: Any, names: list[str]) -> str:
         return kind or "auto"
     if kind == "any" and names:
         return "required"
-    if kind == "tool" and value.get("name") in names:
+    if kind == "tool" and isinstance(value, Mapping) and value.get("name") in names:
         return f"={value['name']}"
     raise ApiError(f"tool_choice is {str(value)[:80]}; its tools are {', '.join(names) or 'none'}", param="tool_choice")
