@@ -319,7 +319,8 @@ def test_one_that_dies_before_anything_is_trained_is_made_anew(tmp_path: Path, m
 def test_ranks_that_die_again_and_again_have_all_go_back_then_end_the_run_which_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At the second loss of a batch all go on from the last commit; when that comes again, the run ends."""
+    """At the second loss of a batch all go on from the last commit; when that comes again, the run ends. All do
+    so, too, where the one that heals dies of it in the first batch behind a resume: a new one has no state to give."""
     apart = {"trainer__placement": "process", "trainer__layout": {"dp": 2}, "checkpoint__every": 9}
     job = make_job(tmp_path / "job", trainer__batches=4, runtime__restarts={"most": 2}, **apart)
     command = ["train", str(job), "--dir", str(tmp_path / "run"), "--plain"]
@@ -334,7 +335,12 @@ def test_ranks_that_die_again_and_again_have_all_go_back_then_end_the_run_which_
         assert [kind for kind in kinds if kind in ("trainer_healed", "went_back")] == [
             *("trainer_healed", "went_back", "trainer_healed"),
         ]
-    assert main([*command, "--resume"]) == 0
+    kill_ranks(monkeypatch, {("add_up", 0): 0, ("heal", 0): 1})
+    assert main([*command, "--resume", "runtime.restarts.most=9"]) == 0
     with RunReader(tmp_path / "run") as reader:
         reader.counts().check()
         assert [row.record["batch"] for row in reader.metrics.read("batch")] == [0, 1, 2, 3]
+        since = [event.kind for event in reader.events.read()][len(kinds) :]
+        assert [kind for kind in since if kind in ("trainer_lost", "trainer_healed", "went_back")] == [
+            *("trainer_lost", "trainer_lost", "went_back"),
+        ]

@@ -246,6 +246,86 @@ def test_replicas_can_heal_others_only_where_all_that_are_left_have_made_as_many
     with_ranks([1, 1, 0, 0], use)
 
 
+class Replica:
+    """Each rank has all of the state: what it is made with, until it loads a checkpoint or is healed."""
+
+    kind: ClassVar[str] = "replica"
+    types: ClassVar[WireTypes] = WireTypes({})
+    made: ClassVar[dict[int, Replica]] = {}
+    """By rank."""
+
+    def __init__(self, spec: str, host: Host) -> None:
+        self.state, self._steps = spec, 0
+        self.made[host.rank] = self
+
+    def meet(self, seconds: float, host: str) -> tuple[str, int]:
+        return "", 0
+
+    def pair(self, *meeting: object) -> None: ...
+
+    def discard(self) -> None: ...
+
+    def recall(self, steps: int) -> None: ...
+
+    def plane(self) -> tuple[str, str]:
+        return "shm", ""
+
+    def load(self, path: str) -> None:
+        self.state, self._steps = path, 0
+
+    def reaches(self) -> list[int]:
+        return [self._steps]
+
+    def heal(self, replica: int, steps: int) -> None:
+        self.state, self._steps = self.made[replica].state, steps
+
+
+async def dies_as_it_heals(group: TrainerGroup, workers: Workers[Any], ranks: RankWorkers, *, heals: int) -> None:
+    """The first one dies, is made anew, and then the one that gives it its state."""
+    await workers.kill(0, "on purpose")
+    assert await group.is_whole(stepped=False)
+    restart = ranks.restart
+
+    async def restarted(replicas: Any) -> list[str]:
+        renewed = await restart(replicas)
+        await workers.kill(heals, "as it heals")
+        return renewed
+
+    ranks.restart = restarted  # type: ignore[assignment, method-assign]
+    with pytest.raises(WorkerLost, match=f"replica/{heals} is lost: as it heals"):
+        await group.heal(stepped=False)
+    ranks.restart = restart  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_one_that_was_made_anew_gives_its_state_to_nobody_before_it_has_that_of_the_others(replicas: int) -> None:
+    """Behind a checkpoint that was loaded none has made a step more than one that is new."""
+
+    async def main() -> None:
+        runtime = InlineRuntime()
+        try:
+            workers = await runtime.start(Replica, ["the model's files"] * replicas, Placement())
+            ranks = RankWorkers(workers, runtime.clock, 1.0, Layout(dp=replicas))
+            group = TrainerGroup("trainer", ranks)
+            await group.load(Path("commit"))
+            await dies_as_it_heals(group, workers, ranks, heals=1)
+            assert await group.is_whole(stepped=False) == (replicas == 3)
+            if replicas == 3:
+                assert await group.heal(stepped=False) == ["replica/0", "replica/1"]
+            else:  # as a run that goes back to the commit
+                await group.restart()
+                await group.load(Path("commit"))
+            assert [Replica.made[rank].state for rank in range(replicas)] == ["commit"] * replicas
+            await workers.kill(0, "once more")
+            assert await group.is_whole(stepped=False)
+            assert await group.heal(stepped=False) == ["replica/0"]
+            assert Replica.made[0].state == "commit"
+        finally:
+            await runtime.close()
+
+    asyncio.run(main())
+
+
 def test_where_ranks_cannot_meet_is_told() -> None:
     with pytest.raises(ConfigError, match=r"cannot meet on the network of 255\..+; set weights\.host to"):
         Meeting(1.0, "255.255.255.255")

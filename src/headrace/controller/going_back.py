@@ -66,6 +66,8 @@ class GoingBack:
         """In a row, without a commit between."""
         self._at = parts.checkpointer.committed
         """The commit when one was lost last."""
+        self._is_midway = False
+        """Models may have the commit's state while the rest of the run does not know it yet: none can be healed."""
         self._healing = Healing(parts, runtime)
         often = plan.config.runtime.restarts
         self._restarts = Restarts(often.most, often.window_s)
@@ -92,7 +94,8 @@ class GoingBack:
             raise TooOften(lost, self._restarts)
         left = Version(parts.branch, parts.flow.batch)
         told = {"message": str(lost), "version": str(left)}
-        if often is Measure.RESTART and await self._healing.after(kind_of_lost(lost), told):
+        may_heal = often is Measure.RESTART and not self._is_midway
+        if may_heal and await self._healing.after(kind_of_lost(lost), told):
             return
         self._failures += 1
         then = after_failure(TRAINER, self._failures)
@@ -101,6 +104,7 @@ class GoingBack:
             raise lost
         await parts.turns.train()
         parts.recorder.event("trainer_lost", told)
+        self._is_midway = True
         parts.actor.forget_step()
         await clock.sleep(then.pause_s)
         await self._renew(lost, commit, every=often is Measure.FROM_COMMIT)
@@ -114,6 +118,7 @@ class GoingBack:
             message = f"group {key} is generated again: {why}"
             parts.recorder.event("reissued", {"prompt": str(key), "message": message})
         await self._tell(restored)
+        self._is_midway = False
         version = Version(restored.branch, restored.number)
         await parts.actor.begin_again()
         await parts.turns.generate()

@@ -60,6 +60,8 @@ class TrainerGroup:
         for them."""
         self._takers: Sequence[int] = ()
         """Ranks that have taken a part of the checkpoint, and are to write it."""
+        self._unhealed: set[int] = set()
+        """Replicas that were made anew beside others, and have not all of their state yet."""
 
     @classmethod
     async def of(cls, name: str, ranks: Ranks, max_tokens: int = 1) -> TrainerGroup:
@@ -73,6 +75,7 @@ class TrainerGroup:
         assert isinstance(self._ranks, RankWorkers), f"the {self.name} is no worker"
         await self._ranks.restart()
         self._steps = self._settled = 0
+        self._unhealed.clear()
         self._loads.forget()
         await self._leaves_elsewhere()
 
@@ -82,19 +85,19 @@ class TrainerGroup:
         return self._layout.model_replicas > 1
 
     async def is_whole(self, *, stepped: bool) -> bool:
-        """Whether a replica is left, and all that are left can have one state. `stepped`: that behind all steps of the
-        batch at hand, which is not settled yet; else that of the last batch that was settled, which they still have, or
-        remember between the steps of the next one. Gradients do not count. Raises WorkerLost."""
-        ranks = [rank for replica in self._ranks.whole for rank in self._layout.members(replica)]
+        """Whether a replica is left that has its state, and all such can have one. `stepped`: that behind all steps of
+        the batch at hand, which is not settled yet; else that of the last batch that was settled, which they still
+        have, or remember between the steps of the next one. Gradients do not count. Raises WorkerLost."""
+        ranks = [rank for replica in self._with_state for rank in self._layout.members(replica)]
         reached = await self._ranks.each("reaches", dict.fromkeys(ranks, ()), what="the steps that they made")
         wanted = self._steps if stepped else self._settled
         return bool(ranks) and all(wanted in (had if self._between else had[:1]) for had in reached.values())
 
     async def heal(self, *, stepped: bool) -> list[str]:
-        """Bring all to the state that `is_whole` asks for: replicas that have lost a rank are made anew, and given it;
-        the others stay, and forget their gradients. Receivers of weights follow. Returns the names of the workers that
-        were made anew. Raises WorkerLost."""
-        whole, steps = self._ranks.whole, self._steps if stepped else self._settled
+        """Bring all to the state that `is_whole` asks for: replicas that have lost a rank, or were not given it before
+        the one that gave it was lost, are made anew, and given it; the others stay, and forget their gradients.
+        Receivers of weights follow. Returns the names of the workers that were made anew. Raises WorkerLost."""
+        whole, steps = self._with_state, self._steps if stepped else self._settled
         await self.discard()
         ranks = [rank for replica in whole for rank in self._layout.members(replica)]
         await self._ranks.each("recall", dict.fromkeys(ranks, (steps,)), what="what the batch began with")
@@ -103,11 +106,17 @@ class TrainerGroup:
         if not broken:
             return []
         assert isinstance(self._ranks, RankWorkers), f"the {self.name} is no worker"
+        self._unhealed.update(broken)  # a new one reports no steps, as all do behind a checkpoint that was loaded
         renewed = await self._ranks.restart(broken)
         await self._all("heal", whole[0], steps, what="the state of another replica")
         if 0 in broken:
             await self._leaves_elsewhere()
+        self._unhealed.clear()
         return renewed
+
+    @property
+    def _with_state(self) -> Sequence[int]:
+        return [replica for replica in self._ranks.whole if replica not in self._unhealed]
 
     async def _leaves_elsewhere(self) -> None:
         self._receiver = await self._call("plane", what="where its weights are")
@@ -309,12 +318,14 @@ class TrainerGroup:
         """See `Trainer.load`. Raises CheckpointError."""
         await self._all("load", str(path), what="its part of a checkpoint")
         self._steps = self._settled = 0
+        self._unhealed.clear()
         self._loads.forget()
 
     async def begin_from(self, path: Path, *, masters: bool, optimizer: bool) -> None:
         """See `Trainer.begin_from`. Raises CheckpointError."""
         await self._all("begin_from", str(path), masters, optimizer, what="another run's state")
         self._steps = self._settled = 0
+        self._unhealed.clear()
 
     @property
     def kept_reference(self) -> KeptReference:
