@@ -30,6 +30,7 @@ from headrace.roles.actors.whole_batch import WholeBatches
 from headrace.roles.context import RoleContext
 from headrace.runtime.signal import Signal
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
+from headrace.runtime.workers import WorkerLost
 from headrace.training.epochs import Epochs
 from headrace.training.group import TrainerGroup
 from headrace.training.protocol import StepReport
@@ -503,5 +504,32 @@ def test_what_the_run_goes_back_to_and_cannot_be_sent_is_raised_before_the_actor
         await house.stop()
         with pytest.raises(WeightError, match="the disk is full"):
             await house.actor.begin_again()
+
+    virtually(body)
+
+
+def test_a_version_that_has_left_does_not_leave_again_where_a_loss_behind_it_was_healed() -> None:
+    """As of a critic's rank while a checkpoint takes its state: the trainer has published the version already."""
+
+    async def body(house: House) -> None:
+        after_step = house.actor._after_step
+
+        async def lost(step: TrainedStep) -> None:
+            house.actor._after_step = after_step
+            raise WorkerLost(0, "it ended", worker="critic/0")
+
+        house.actor._after_step = lost
+        for column in ("advantages", "values", "returns"):
+            house.write(column)
+        await house.settle()
+        with pytest.raises(WorkerLost):
+            house.tasks[0].result()
+        assert (house.actor.has_stepped, house.done) == (True, [])
+        await house.actor.go_on(elsewhere=False)
+        house.tasks[0] = house.runtime.spawn(house.actor.run(), "actor")
+        await house.settle()
+        house.tasks[0].result()
+        assert (house.policy.steps, len(house.done), house.actor.has_stepped) == ([2], 1, False)
+        assert house.plane.receiver().latest() == Version(0, 1)
 
     virtually(body)

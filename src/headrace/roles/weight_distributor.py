@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.roles.context import RoleContext
 from headrace.runtime.signal import Signal
@@ -21,6 +21,8 @@ class Source(Protocol):
 
     async def send(self) -> Departure: ...
 
+    async def newest(self) -> Version | None: ...
+
 
 class WeightDistributor:
     """One journey at a time: the next version is copied once the one before has arrived."""
@@ -34,12 +36,20 @@ class WeightDistributor:
         self._failed = failed
         self._journey: asyncio.Task[None] | None = None
 
-    async def publish(self, version: Version, ask: Callable[[Awaitable[None]], Awaitable[None]]) -> None:
+    async def publish(self, version: Version, ask: Callable[[Awaitable[Any]], Awaitable[Any]]) -> None:
         """Returns once there is a copy of the weights. `ask` waits for the trainer. Raises WeightError and WaitTimeout,
         also of the version before."""
         await self.settled()
         await ask(self._source.snapshot(version))
         self._journey = self._context.runtime.spawn(self._send(version), f"the journey of {version}")
+
+    async def publish_again(self, version: Version, ask: Callable[[Awaitable[Any]], Awaitable[Any]]) -> None:
+        """As `publish`, behind a loss: of a version that may have left from there before, and does so once."""
+        await self.settled()
+        if await ask(self._source.newest()) != version:
+            await self.publish(version, ask)
+        else:
+            self._published.notify()  # the loss may have come before it was told
 
     async def settled(self) -> None:
         """Until what was published can be received. Raises WeightError, WaitTimeout."""

@@ -275,6 +275,11 @@ class TrainerGroup:
             await self._relays.carry(self.plane()[1])
         return Departure("memory" if self._receiver is None else self._receiver[0], size, seconds, *came)
 
+    async def newest(self) -> Version | None:
+        """See `TrainerRank.newest`."""
+        found: Version | None = await self._call("newest", what="the version that left last")
+        return found
+
     async def publish(self, version: Version) -> None:
         """`snapshot`, and `send`. Raises WeightError."""
         await self.snapshot(version)

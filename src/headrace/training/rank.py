@@ -312,6 +312,11 @@ class TrainerRank:
         """Transport and address that a receiver of its weights is made of."""
         return self._plane.transport, self._plane.address
 
+    def newest(self) -> Version | None:
+        """The newest version that can be received from where its weights leave; of whoever sent it, where that outlasts
+        who did. None before the first. Raises WeightError."""
+        return self._plane.receiver().latest()
+
     def sees(self) -> Seen:
         """Where it is."""
         return seen_here(device_name(self._device))

@@ -138,7 +138,7 @@ class ActorRole:
         record: `stop` is how it ends early."""
         flow = self._context.flow
         if self._made is not None:
-            await self._see_through(*self._made)
+            await self._see_through(*self._made, again=True)
         while not (flow.is_finished or self._stopping):
             with ExitStack() as kept:
                 with self._context.activity.training(spent.TRAINS):
@@ -153,12 +153,12 @@ class ActorRole:
         await self._weights.settled()
         await self._settled()
 
-    async def _see_through(self, step: TrainedStep, kept: ExitStack) -> None:
+    async def _see_through(self, step: TrainedStep, kept: ExitStack, *, again: bool = False) -> None:
         """Publish the version that the step made, and have it recorded. Where the trainer is lost meanwhile, it is
-        `_made` still."""
+        `_made` still. `again`: so it was, perhaps once the version had left."""
         try:
             with self._context.activity.training(spent.PUBLISHES):
-                await self._publish()
+                await self._publish(again=again)
                 if self._takes_turns:  # whoever wakes takes it
                     await self._weights.settled()
             await self._after_step(step)
@@ -175,9 +175,10 @@ class ActorRole:
             (_, kept), self._made = self._made, None
             kept.close()
 
-    async def _publish(self) -> None:
+    async def _publish(self, *, again: bool = False) -> None:
         version = Version(self._lineage.branch, self._context.flow.batch)
-        await self._weights.publish(version, self._ask)
+        publish = self._weights.publish_again if again else self._weights.publish
+        await publish(version, self._ask)
 
     async def _train(self, batch: int, kept: ExitStack) -> TrainedStep | None:
         """One batch: accumulate, step, ack. None if it ended without a step. `kept`: until it is closed, the batch's
