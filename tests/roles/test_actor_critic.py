@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,9 @@ from headrace.training.group import TrainerGroup
 from headrace.training.protocol import StepReport
 from headrace.training.rank import BEGAN, Task, TrainerRank
 from headrace.training.rank_workers import RankHere
+from headrace.weights.disk import DiskPublisher
 from headrace.weights.in_process import MemoryPublisher
-from headrace.weights.plane import Manifest, Snapshot, WeightError
+from headrace.weights.plane import Manifest, Snapshot, WeightError, WeightPublisher
 from headrace.weights.version import Lineage, Version
 
 LEASE_S, STALL_S, LONG_S = 10.0, 100.0, 25.0
@@ -525,11 +527,39 @@ def test_a_version_that_has_left_does_not_leave_again_where_a_loss_behind_it_was
         with pytest.raises(WorkerLost):
             house.tasks[0].result()
         assert (house.actor.has_stepped, house.done) == (True, [])
-        await house.actor.go_on(elsewhere=False)
+        await house.actor.go_on()
         house.tasks[0] = house.runtime.spawn(house.actor.run(), "actor")
         await house.settle()
         house.tasks[0].result()
         assert (house.policy.steps, len(house.done), house.actor.has_stepped) == ([2], 1, False)
         assert house.plane.receiver().latest() == Version(0, 1)
+
+    virtually(body)
+
+
+def on_disk(folder: Path) -> WeightPublisher:
+    return DiskPublisher(folder / "weights")
+
+
+def in_memory(folder: Path) -> WeightPublisher:
+    return MemoryPublisher()
+
+
+@pytest.mark.parametrize("plane", [on_disk, in_memory])
+def test_a_version_is_there_once_a_first_rank_that_was_made_anew_is_healed(
+    tmp_path: Path, plane: Callable[[Path], WeightPublisher]
+) -> None:
+    """In memory nothing is left of what the one before had published; a folder outlasts it, and takes no version
+    twice."""
+
+    async def body(house: House) -> None:
+        rank: Any = house.groups[0]._ranks
+        rank._rank._plane = plane(tmp_path)
+        await house.stop()
+        await house.actor.begin_again()
+        for _ in range(2):
+            rank._rank._plane = plane(tmp_path)
+            await house.actor.go_on()
+            assert rank._rank._plane.receiver().latest() == Version(0, 0)
 
     virtually(body)

@@ -40,7 +40,7 @@ class Healing:
         for group in groups:
             renewed += await group.heal(stepped=parts.actor.has_stepped)
         parts.flow.train_again(renewed)
-        await parts.actor.go_on(elsewhere=f"{parts.models.trainer.name}/0" in renewed)
+        await parts.actor.go_on()
         if not parts.actor.has_stepped:
             await parts.turns.generate()
         if parts.critic is not None:

@@ -200,7 +200,7 @@ class RoleTasks:
         for name, task in [*self._going_on.items()]:
             if task.done() and not task.cancelled() and isinstance(task.exception(), RefLost):
                 del self._going_on[name]
-        await parts.actor.go_on(elsewhere=False)
+        await parts.actor.go_on()
         if not parts.actor.has_stepped:
             await parts.turns.generate()
         if parts.critic is not None:

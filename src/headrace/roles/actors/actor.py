@@ -123,14 +123,13 @@ class ActorRole:
         """Whether a batch is trained that `run` has still to see through."""
         return self._made is not None
 
-    async def go_on(self, *, elsewhere: bool) -> None:
+    async def go_on(self) -> None:
         """It has ended, since the trainer was lost, which has the state again that it had: `run` goes on from there.
-        `elsewhere`: its weights leave from another place, where nothing is published yet."""
-        if elsewhere:
-            await self._weights.forget()
-            if self._made is None:  # else `run` does
-                await self._publish()
-                await self._weights.settled()
+        Its weights may leave from another place, where nothing is published yet."""
+        await self._weights.forget()
+        if self._made is None:  # else `run` does
+            await self._publish(again=True)
+            await self._weights.settled()
         self._stopping = False
 
     async def run(self) -> None:
