@@ -17,6 +17,7 @@ from headrace.observe.waits import WaitMeter
 from headrace.roles.context import RoleContext
 from headrace.runtime.signal import Signal
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
+from headrace.weights.plane import WeightOffer
 from headrace.weights.version import Version
 
 STALL_S = 1_000.0
@@ -167,6 +168,10 @@ class Receiver:
 
     def latest(self) -> Version | None:
         return None if self.number is None else Version(0, self.number)
+
+    def offer(self) -> WeightOffer | None:
+        version = self.latest()
+        return None if version is None else WeightOffer(version, "shm", "/weights")
 
 
 class Scene:

@@ -60,6 +60,9 @@ FUNCTIONS: Policy = (Rung(Measure.RESTART, 7),)
 """Losses of the functions worker without an answer between them."""
 SCORER: Policy = (Rung(Measure.RESTART, 7),)
 """Losses of a model that only scores, without an answer between them."""
+TAKE: Policy = (Rung(Measure.AGAIN, 5),)
+"""Versions that such a model could not take, though they were offered, without a good one between them: 8 seconds, in
+which the loss of whoever had it is known. A fault that lasts is then told."""
 TRAINER: Policy = (Rung(Measure.FROM_COMMIT, 3),)
 """Losses of a trainer without a commit between them."""
 

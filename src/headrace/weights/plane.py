@@ -27,6 +27,10 @@ class WeightError(HeadraceError, RuntimeError):
     """A publication could not be made, or what was received is not whole, not newer, or of a left branch."""
 
 
+class NotThereYet(WeightError):
+    """What was published is not where a receiver takes it from. It comes there by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """Of those that take a version together, each a part of its tensors, the one of this number. What each of them

@@ -14,9 +14,10 @@ from headrace.roles.columns.filling import Filled
 from headrace.roles.context import RoleContext
 from headrace.roles.model_return import ModelReturn
 from headrace.runtime.signal import Signal
+from headrace.runtime.supervision import TAKE, Measure, after_failure
 from headrace.runtime.workers import WorkerLost
 from headrace.training.rows.packed_rows import RowToTrain, to_train
-from headrace.weights.plane import WeightReceiver
+from headrace.weights.plane import NotThereYet, WeightError, WeightReceiver
 from headrace.weights.version import Version
 
 Score = Callable[[Sequence[RowToTrain]], Awaitable[Sequence[Sequence[Any]]]]
@@ -24,7 +25,8 @@ Score = Callable[[Sequence[RowToTrain]], Awaitable[Sequence[Sequence[Any]]]]
 
 
 class FollowedWeights:
-    """The weights of a model that takes the policy's versions, as they are published."""
+    """The weights of a model that takes the policy's versions, as they are published, and can be taken: what is there
+    may be lost before it is, and is waited for again."""
 
     def __init__(
         self,
@@ -44,28 +46,47 @@ class FollowedWeights:
         self._take = take
         self._name = name
         self._loaded = loaded
+        self._missing = ""
 
     def forget(self) -> None:
         """The version that the model has may have been taken back."""
         self._loaded = None
 
     async def reach(self, number: int) -> None:
-        """Have version `number`, which is about to be published if it is not. Raises WaitTimeout, WeightError."""
+        """Have version `number`, which is about to be published if it is not. Raises WaitTimeout; WeightError where
+        what is there cannot be taken, time and again; StoreError of the report."""
         if self._loaded == number:
             return
-        context = self._context
+        context, failures = self._context, 0
+        self._loaded = None  # of a version that could not be taken it may have a part
+        while self._loaded is None:
+            await self._published.wait_until(
+                lambda: self._is_there(number),
+                context.runtime.clock,
+                context.stall_timeout_s,
+                lambda: f"version {number} to be published, for the {self._name} model{self._missing}",
+            )
+            try:
+                self._loaded = (await self._take(self._receivers)).number
+            except NotThereYet:
+                continue  # it was, and was lost
+            except WeightError as error:
+                failures += 1
+                then = after_failure(TAKE, failures)
+                if then.measure is Measure.STOP:
+                    raise
+                context.report("update_failed", {"version": f"v{number}", "message": f"{self._name}: {error}"})
+                await context.runtime.clock.sleep(then.pause_s)
 
-        def is_there() -> bool:
-            latest = [receiver.latest() for receiver in self._receivers]
-            return all(version is not None and version.number >= number for version in latest)
-
-        await self._published.wait_until(
-            is_there,
-            context.runtime.clock,
-            context.stall_timeout_s,
-            lambda: f"version {number} to be published, for the {self._name} model",
-        )
-        self._loaded = (await self._take(self._receivers)).number
+    def _is_there(self, number: int) -> bool:
+        """Whether each receiver can take it now. What was there once may be there no more, with a relay that was."""
+        self._missing = ""
+        try:
+            offers = [receiver.offer() for receiver in self._receivers]
+        except NotThereYet as error:
+            self._missing = f" ({error})"
+            return False
+        return all(offer is not None and offer.version.number >= number for offer in offers)
 
 
 class ScoredColumns:

@@ -65,7 +65,7 @@ class NearWorker(WeightReceiver):
         return self._published.latest() if rank is None else self._relays.version_at(rank)
 
     def offer(self) -> WeightOffer | None:
-        """See `WeightReceiver.offer`. Raises WeightError while the relay has none."""
+        """See `WeightReceiver.offer`. Raises NotThereYet while the relay has none."""
         rank = self._relays.rank_of(self._worker)
         return self._published.offer() if rank is None else self._relays.offer_at(rank)
 

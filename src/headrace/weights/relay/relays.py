@@ -18,7 +18,7 @@ from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import pause_after
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
 from headrace.weights.addresses import LOOPBACK
-from headrace.weights.plane import WeightError, WeightOffer
+from headrace.weights.plane import NotThereYet, WeightError, WeightOffer
 from headrace.weights.relay.calls import RelayCalls
 from headrace.weights.relay.chain_order import chain_order
 from headrace.weights.relay.faults import Fault, is_of_peer
@@ -98,11 +98,12 @@ class Relays:
         return place.last or (None if self.newest is None else self.newest.version)
 
     def offer_at(self, rank: int) -> WeightOffer:
-        """Of what is there. Raises WeightError."""
-        place = self._places[rank]
-        if place.offer is None:
-            why = f" ({place.fault})" if place.fault else ""
-            raise WeightError(f"relay {rank} has no version yet{why}; it is given one as soon as it can be reached")
+        """Of what is there. Raises NotThereYet."""
+        place, lost = self._places[rank], self._workers.lost
+        if place.offer is None or rank in lost:
+            fault = lost.get(rank) or place.fault
+            why = f" ({fault})" if fault else ""
+            raise NotThereYet(f"relay {rank} has no version yet{why}; it is given one as soon as it can be reached")
         return place.offer
 
     async def carry(self, address: str) -> None:
