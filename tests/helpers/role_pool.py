@@ -32,6 +32,7 @@ class Member:
         self.version = Version(0, version)
         self.state = EngineState.SERVING
         self.failed_swaps = 0
+        self.misses_version = False
         self.deaths = 0
         self.failure: Exception | None = None
         self.away = False
@@ -122,6 +123,7 @@ class Pool:
 
     async def update(self, member: Member, receiver: Any, mode: Any) -> Any:
         self.told.append(("update", member.index))
+        receiver.offer()
         found = (
             self.updates.pop(0)
             if self.updates
@@ -133,6 +135,7 @@ class Pool:
             raise found
         if found is not None:
             member.version = found.version
+            member.misses_version = False
         return found
 
     def named(self, member: Member) -> dict[str, Any]:

@@ -118,6 +118,20 @@ def test_a_gate_that_stays_shut_since_no_engine_takes_the_newest_version_ends_th
     watch(pool, of_flow, body, receiver)
 
 
+def test_so_does_one_that_stays_shut_since_the_newest_version_does_not_come_to_any_engine() -> None:
+    pool, of_flow = Pool(), flow("staleness")
+    pool.members[0].misses_version = True
+
+    async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
+        await scene.settle(99)
+        assert not running.done()
+        await scene.settle(2)
+        with pytest.raises(EnginesLost, match=r"no engine could take the newest weights for 100 s"):
+            await running
+
+    watch(pool, of_flow, body, Receiver(2))
+
+
 def test_after_the_run_went_back_an_engine_must_take_what_it_goes_on_from() -> None:
     pool, of_flow = Pool(), flow("ahead")
     pool.members[0].version, pool.members[0].failed_swaps, pool.line = Version(0, 3), 1, Line(2)

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from role_pool import STALL_S, Member, Pool, Receiver, Scene, play
+from scripted_relays import Scripted, forward, made
 
 from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import EngineError, SwapMode
 from headrace.roles.weight_follower import WeightFollowerRole, taken_up
 from headrace.runtime.protocol import WaitTimeout
 from headrace.weights.plane import WeightError
+from headrace.weights.relay.receiver import OverRelays
 
 UPDATE = ("update", 0)
 
@@ -131,6 +133,35 @@ def test_an_engine_that_cannot_take_it_time_and_again_is_built_anew_unless_it_is
 
         follow(pool, receiver, body)
         assert len(heard) == (4 if loses else 3)
+
+
+def test_a_version_that_is_not_where_it_is_taken_from_is_no_failed_swap() -> None:
+    """Its relay died: the engine goes on with what it has, and takes the version once the relay has it again."""
+    pool, heard = Pool(Member(0), Member(1)), []
+
+    async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
+        scripted = Scripted()
+        relays, _ = await made(scripted)
+        await relays.carry("/first")
+        receiver = OverRelays(None, relays).near("engine/0")  # type: ignore[arg-type]
+        role = WeightFollowerRole(scene.context, pool, pool.members[0], receiver, SwapMode.RECOMPUTE)  # type: ignore[arg-type]
+        relays.changed.listen(pool.changed.notify)
+        scripted.lost = {1: "killed"}
+        pool.changed.listen(lambda: heard.append(pool.members[0].misses_version))
+        follows = scene.runtime.spawn(role.run(), "it follows")
+        await scene.settle(60)
+        await relays.mend()
+        await scene.settle(60)
+        assert (pool.told, scene.kinds, pool.members[0].failed_swaps) == ([], [], 0)
+        assert heard == [True, True], "the engine watch looks at it, and nobody is woken for nothing"
+        forward(relays)
+        await relays.mend()
+        await scene.settle()
+        assert (pool.told, scene.kinds, pool.members[0].misses_version) == ([UPDATE], ["swap"], False)
+        follows.cancel()
+        await asyncio.gather(follows, return_exceptions=True)
+
+    follow(Pool(), Receiver(), body)
 
 
 def test_one_that_died_under_a_swap_is_not_told_twice() -> None:

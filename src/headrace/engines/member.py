@@ -46,6 +46,8 @@ class Member:
         self._losses = LossWindow(often)
         self.failed_swaps = 0
         """In a row."""
+        self.misses_version = False
+        """A newer version is published, and not where this one takes it from."""
         self.failure: Exception | None = None
         """What it died of last."""
         self._before = NO_STATS

@@ -337,7 +337,7 @@ class EnginePool:
             report = await member.engine.update(receiver, mode)
             if member.engine.asleep and not member.away:
                 await member.engine.wake(member.engine.asleep)
-            member.failed_swaps = 0
+            member.failed_swaps, member.misses_version = 0, False
             return report
         finally:
             if member.state is EngineState.SWAPPING:

@@ -76,12 +76,12 @@ class EngineWatchRole:
         return flow.running_groups > 0 or flow.shut_by(self._pool.version.number) != "prompts"
 
     def _stuck_s(self) -> float | None:
-        """Seconds since swaps fail and no group may start for want of a newer version."""
+        """Seconds since swaps fail, or have nothing to take, and no group may start for want of a newer version."""
         try:
             latest = None if self._receiver is None else self._receiver.latest()
         except WeightError:  # whoever follows it hears of that, and tries again
             latest = None
-        fails = any(member.failed_swaps for member in self._pool.members)
+        fails = any(member.failed_swaps or member.misses_version for member in self._pool.members)
         behind = latest is not None and latest.number > self._pool.version.number
         waits = behind and self._context.flow.shut_by(self._pool.version.number) == "staleness"
         shut = fails and (waits or not self._pool.serves_line)

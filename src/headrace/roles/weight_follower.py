@@ -13,15 +13,15 @@ from headrace.roles.engine_return import come_back
 from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.supervision import SWAP, Measure, after_failure
 from headrace.store import StoreError
-from headrace.weights.plane import WeightError, WeightReceiver
+from headrace.weights.plane import NotThereYet, WeightError, WeightReceiver
 
 NAME = "weight_follower"
 
 
 class WeightFollowerRole:
     """Of one engine of the pool. What fails is tried again after a pause, which grows; the engine goes on meanwhile
-    with the version that it has, and the other engines with theirs. How long the run bears with that, the engine watch
-    decides."""
+    with the version that it has, and the other engines with theirs; so it does while a version is not where it is taken
+    from. How long the run bears with that, the engine watch decides."""
 
     def __init__(
         self, context: RoleContext, pool: EnginePool, member: Member, receiver: WeightReceiver, mode: SwapMode
@@ -70,6 +70,13 @@ class WeightFollowerRole:
                 },
             )
 
+    def _has_to_take(self) -> bool:
+        """Raises NotThereYet where there is something, and it cannot be taken now."""
+        if not self._is_behind():
+            return False
+        self._receiver.offer()
+        return True
+
     def _is_behind(self) -> bool:
         latest, version = self._receiver.latest(), self._member.version
         if self._member.engine.asleep:
@@ -77,11 +84,17 @@ class WeightFollowerRole:
         return latest is not None and version is not None and latest > version
 
     async def _tried_to_follow(self) -> bool:
-        """False if it has the newest version."""
+        """False if it has the newest version that is there."""
         try:
-            if not self._is_behind():
+            if not self._has_to_take():
+                self._member.misses_version = False
                 return False
             await self.follow()
+        except NotThereYet:
+            if not self._member.misses_version:
+                self._member.misses_version = True
+                self._pool.changed.notify()  # the engine watch looks at it
+            return False
         except WaitTimeout as held:  # by an evaluation, as a rule: it is no fault of the weights
             self._context.report("waiting", {"role": NAME, "message": self._pool.said_of(self._member, held.so_far)})
         except StoreError:
