@@ -406,6 +406,37 @@ def test_a_loss_that_its_own_call_tells_behind_anothers_error_is_what_is_raised(
     asyncio.run(main())
 
 
+class Staged:
+    """The first waits for a gradient that the last, whose loss fails, does not give."""
+
+    kind: ClassVar[str] = "staged"
+    types: ClassVar[WireTypes] = WireTypes({})
+
+    def __init__(self, spec: None, host: Host) -> None:
+        self.rank = host.rank
+
+    async def accumulate_taken(self) -> None:
+        if self.rank == 1:
+            raise PieceError("algorithm.loss raised ValueError: mine")
+        await asyncio.sleep(60)
+
+
+def test_a_loss_of_the_users_that_fails_on_one_rank_is_told_at_once() -> None:
+    async def main() -> None:
+        runtime = InlineRuntime()
+        try:
+            workers = await runtime.start(Staged, [None, None], Placement())
+            ranks = RankWorkers(workers, runtime.clock, 1.0, Layout(pp=2))
+            async with asyncio.timeout(20):
+                with pytest.raises(PieceError, match=r"^algorithm\.loss raised ValueError: mine$"):
+                    await ranks.each("accumulate_taken", {0: (), 1: ()}, what="a micro-batch")
+            assert "staged/1 is lost: it raised PieceError" in workers.lost[0]
+        finally:
+            await runtime.close()
+
+    asyncio.run(main())
+
+
 class Timed:
     """Its calls take what they are told to, by a clock that nothing else moves."""
 

@@ -105,7 +105,8 @@ class RankWorkers:
     """Ranks that are workers. The exception of one in this process is raised as it is.
 
     Where a replica is several ranks, each with a part of the model, they make every pass together: once one of them is
-    lost, the others of its replica are of no use, and are ended. Other replicas finish what they are at, and stay."""
+    lost, or a function of the user's own fails in it, the others of its replica are of no use, and are ended. Other
+    replicas finish what they are at, and stay."""
 
     def __init__(
         self,
@@ -251,6 +252,10 @@ class RankWorkers:
             loss = self._ended.get(rank, lost)
             await self._end_with(rank, loss)
             return loss
+        except PieceError as error:
+            # The user's own, within a pass: a stage may wait for what this one would have given it.
+            await self._end_for(rank, type(error).__name__)
+            raise
         except WorkerError as error:
             if self.layout.size == 1 or not error.is_fault:
                 raise
@@ -263,9 +268,12 @@ class RankWorkers:
             for other, reason in self._workers.lost.items():
                 if other not in self._ended:
                     return WorkerLost(other, reason, worker=self._workers.handles[other].worker)
-            raised = f"it raised {error.type}"
-            await self._end_with(rank, WorkerLost(rank, raised, worker=self._workers.handles[rank].worker))
+            await self._end_for(rank, error.type)
             raise
+
+    async def _end_for(self, rank: int, error: str) -> None:
+        """As `_end_with`: since it raised an error of this name."""
+        await self._end_with(rank, WorkerLost(rank, f"it raised {error}", worker=self._workers.handles[rank].worker))
 
     async def _end_with(self, rank: int, loss: WorkerLost) -> None:
         """End the others of its replica, where they make passes together: some may wait for it until a deadline."""
