@@ -177,8 +177,8 @@ class FunctionRunner:
         """One call after another, while groups wait."""
         try:
             if not self._was_loaded:
-                self._was_loaded = True
                 await self.buffer.load()
+                self._was_loaded = True
             while self.buffer.waiting():
                 await self._next_call()
         except Exception as error:  # no fault of any group: of the disk, say
