@@ -38,6 +38,8 @@ def test_one_that_is_lost_as_the_commit_is_loaded_is_not_healed_but_loads_it_aga
         raise Reached
 
     class Healing:
+        def forget(self) -> None: ...
+
         async def after(self, kind: str, told: object) -> bool:
             asked.append(kind)
             return len(asked) > 1  # the second time all are as the commit is

@@ -105,6 +105,7 @@ class GoingBack:
         await parts.turns.train()
         parts.recorder.event("trainer_lost", told)
         self._is_midway = True
+        self._healing.forget()
         parts.actor.forget_step()
         await clock.sleep(then.pause_s)
         await self._renew(lost, commit, every=often is Measure.FROM_COMMIT)

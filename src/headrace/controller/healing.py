@@ -20,6 +20,12 @@ class Healing:
     def __init__(self, parts: Parts, runtime: Runtime) -> None:
         self._parts = parts
         self._runtime = runtime
+        self._renewed: list[str] = []
+        """Workers that were made anew since roles were at work: another loss may have come before they were again."""
+
+    def forget(self) -> None:
+        """The run goes back instead: what was lost is nothing to it."""
+        self._renewed.clear()
 
     async def after(self, kind: str, told: Mapping[str, str]) -> bool:
         """Whether what was lost of this kind, `trainer` or `critic`, is there again, and roles may begin again; none of
@@ -36,15 +42,16 @@ class Healing:
                 return False
         parts.recorder.event("trainer_lost", {**told})
         await clock.sleep(FIRST_PAUSE_S)
-        renewed: list[str] = []
         for group in groups:
-            renewed += await group.heal(stepped=parts.actor.has_stepped)
+            self._renewed += await group.heal(stepped=parts.actor.has_stepped)
+        renewed = [*dict.fromkeys(self._renewed)]
         parts.flow.train_again(renewed)
         await parts.actor.go_on()
         if not parts.actor.has_stepped:
             await parts.turns.generate()
         if parts.critic is not None:
             parts.critic.begin_again()
+        self.forget()
         version, seconds = Version(parts.branch, parts.flow.batch), clock.now() - began
         message = f"{', '.join(renewed)} made anew, with the state of another replica"
         parts.recorder.event(
