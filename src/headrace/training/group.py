@@ -240,7 +240,7 @@ class TrainerGroup:
             return found
         parts = self._passes.parts([len(row) for row in rows], self._loads.had(column))
         passes = [[(column, [rows[place] for place in places]) for places in part] for part in parts]
-        answers = await self._of_rows(rows, self._passes.made("scores", passes, (column, []), what))
+        answers = await self._of_rows(rows, self._passes.made("scores", passes, (column, []), what, reads=True))
         self._loads.add(column, parts, [len(row) for row in rows])
         return self._passes.in_order(parts, answers, len(rows))
 

@@ -297,6 +297,11 @@ class TrainerRank:
         self._held, self._taken = None, []
         self._trainer.discard()
 
+    def read(self, column: str, parts: Sequence[Sequence[RowToTrain]]) -> None:
+        """Read the rows of the `scores` of this column that come next. By all ranks that pass together. Raises
+        RefLost."""
+        self._task.scores[column].read(parts)
+
     def scores(self, column: str, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
         """See `Scoring`: of what writes this column, under the present weights."""
         if not rows:

@@ -43,25 +43,29 @@ class SharedPasses:
         nothing: tuple[Any, ...],
         what: str,
         *,
+        reads: bool = False,
         left: Callable[[Any], None] = lambda answer: None,
     ) -> dict[int, list[Any]]:
         """Call `method` on each rank once for each of the arguments `given` to its part of the data, one call after
         another; returns the answers by rank. Where passes are joint, all ranks of a replica make as many calls: one
-        that has no more is given `nothing`. Where a rank fails, its error is raised, and `left` is called with each
-        answer that others gave."""
+        that has no more is given `nothing`. `reads`: the last argument is rows, which each rank has to `read` before
+        any of them begins a joint pass: in one that another does not begin it would wait until it is ended. Where a
+        rank fails, its error is raised, and `left` is called with each answer that others gave."""
         found: dict[int, list[Any]] = {rank: [] for rank in range(self._layout.size)}
         failed = False
 
-        async def each(now: Mapping[int, tuple[Any, ...]]) -> None:
+        async def asked(name: str, now: Mapping[int, tuple[Any, ...]]) -> Mapping[int, Any]:
             nonlocal failed
             if failed:
-                return
+                return {}
             try:
-                answers = await self._ranks.each(method, now, what=what)
+                return await self._ranks.each(name, now, what=what)
             except BaseException:
                 failed = True
                 raise
-            for rank, answer in answers.items():
+
+        async def each(now: Mapping[int, tuple[Any, ...]]) -> None:
+            for rank, answer in (await asked(method, now)).items():
                 found[rank].append(answer)
 
         async def of_rank(rank: int) -> None:
@@ -70,15 +74,18 @@ class SharedPasses:
 
         async def of_replica(replica: int) -> None:
             own = {rank: given[self._layout.place(rank).dp] for rank in self._layout.members(replica)}
+            if reads:
+                of_each = {rank: [arguments[-1] for arguments in part] for rank, part in own.items()}
+                await asked("read", {rank: (*nothing[:-1], rows) for rank, rows in of_each.items()})
             for number in range(max(map(len, own.values()))):
                 await each({rank: part[number] if number < len(part) else nothing for rank, part in own.items()})
 
         if self._layout.joint:
-            asked = [of_replica(replica) for replica in range(self._layout.model_replicas)]
+            passes = [of_replica(replica) for replica in range(self._layout.model_replicas)]
         else:
-            asked = [of_rank(rank) for rank, part in enumerate(given) if part]
+            passes = [of_rank(rank) for rank, part in enumerate(given) if part]
         # All to their end: else nobody would have the answers that come after another's failure.
-        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        outcomes = await asyncio.gather(*passes, return_exceptions=True)
         if (failure := next((one for one in outcomes if one is not None), None)) is not None:
             for answer in (answer for answers in found.values() for answer in answers):
                 left(answer)

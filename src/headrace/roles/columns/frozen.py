@@ -137,7 +137,8 @@ class InRanks:
         given = [[([rows[place] for place in places],) for places in part] for part in parts]
         refs = (ref for row in rows for ref in row.columns.values() if isinstance(ref, Ref))
         async with self._ranks.in_turn():
-            asking = self._passes.made("scores", given, ([],), f"scores of {self.name}", left=self._free)
+            what = f"scores of {self.name}"
+            asking = self._passes.made("scores", given, ([],), what, reads=True, left=self._free)
             answers = await self._answered(of_refs(lambda: next(refs, None), asking))
         return self._passes.in_order(parts, answers, len(rows))
 

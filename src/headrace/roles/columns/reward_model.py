@@ -58,6 +58,6 @@ class AskedRewardModel:
         given = [[([samples[place] for place in places],) for places in part] for part in parts]
         refs = (sample.tokens for sample in samples if isinstance(sample.tokens, Ref))
         async with self._ranks.in_turn():
-            asking = self._passes.made("scores", given, ([],), f"scores of {NAME}")
+            asking = self._passes.made("scores", given, ([],), f"scores of {NAME}", reads=True)
             answers = await of_refs(lambda: next(refs, None), asking)
         return self._passes.in_order(parts, answers, len(samples))

@@ -71,6 +71,10 @@ class FrozenWorker(ScoringRank):
         self._services: Services = host
         self._taken: Saved | None = None
 
+    def read(self, parts: Sequence[Sequence[RowToTrain]]) -> None:
+        """See `TrainerRank.read`."""
+        self._scoring.read(parts)
+
     def scores(self, rows: Sequence[RowToTrain]) -> Sequence[Sequence[Any]]:
         """See `AskedModel.scores`: of a rank's own rows; without any it is a pass for the sake of other ranks."""
         if not rows:

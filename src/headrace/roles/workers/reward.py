@@ -21,6 +21,7 @@ from headrace.runtime.workers import Host
 from headrace.training.frozen import FrozenRewardModel
 from headrace.training.layouts.ranks import WHOLE, Layout
 from headrace.training.rank_device import rank_device
+from headrace.training.rows.read_ahead import ReadAhead
 from headrace.training.rows.row_reader import RowReader
 
 
@@ -56,16 +57,23 @@ class RewardWorker(ScoringRank):
         model, source = found or (load_reward_model(spec.weights, dtype=dtype, device=device), None)
         self._model = FrozenRewardModel(model, layout=spec.layout, max_tokens=spec.max_tokens, source=source)
         super().__init__(self._model, device, RowReader(host.refs))
+        self._rows: ReadAhead[Answered] = ReadAhead(self._packed)
+
+    def read(self, parts: Sequence[Sequence[Answered]]) -> None:
+        """See `TrainerRank.read`."""
+        self._rows.read(parts)
 
     def scores(self, samples: Sequence[Answered]) -> list[float]:
         """See `AnswerScorer.scores`; in one forward pass. Without samples it is one for the sake of other ranks."""
         if not samples:
             self._model.idle()
             return []
-        wanted = {sample.tokens for sample in samples if isinstance(sample.tokens, Ref)}
-        rows = self._reader(wanted, lambda refs: [_row(refs, sample) for sample in samples])
-        scores = self._model.scores(pack(rows))
+        scores = self._model.scores(pack(self._rows(samples)))
         return [float(score) for score in scores] if self._tells else []
+
+    def _packed(self, samples: Sequence[Answered]) -> list[PackRow]:
+        wanted = {sample.tokens for sample in samples if isinstance(sample.tokens, Ref)}
+        return self._reader(wanted, lambda refs: [_row(refs, sample) for sample in samples])
 
 
 def _row(refs: Refs, sample: Answered) -> PackRow:
