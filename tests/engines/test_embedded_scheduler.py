@@ -317,3 +317,22 @@ def test_the_wait_of_a_nearly_full_engine_ends_after_eight_steps() -> None:
         plan = engine.step()
         held += 0 if plan.chunks else plan.steps
     assert held == 8
+
+
+def test_what_is_partly_prefilled_begins_again_where_others_give_way_to_another_client() -> None:
+    """Its pages are at the slot of whoever heads the queue, and those that gave way head it."""
+    engine = PretendEngine(5, 5, pages=36)
+    running = [Sequence(request(str(i), [i], 40, client=("a", "1")), 256) for i in range(2)]
+    for one in running:
+        engine.scheduler.add(one)
+    engine.step()
+    long = Sequence(request("long", [9] * 62, 2, client=("a", "2")), 256)
+    engine.scheduler.add(long)
+    engine.step()
+    assert engine.scheduler.partial == (2, long)
+    other = Sequence(request("other", [8] * 129, 2, client=("b", "3")), 256)
+    engine.scheduler.add(other)
+    engine.step()
+    assert len(engine.scheduler.running) < 2, "one gave way"
+    while not all(one.is_finished for one in (*running, long, other)):
+        engine.step()

@@ -255,6 +255,8 @@ class Scheduler:
         may_start = [sequence for sequence in self._queue if self._may_start(sequence, version)]
         if not self.has_free_slot or not all(map(self._has_room_for, may_start)):
             slots = to_give_way(may_start, self.running)
+            if slots:
+                self.restart_partial()  # others head the queue then
             gone = [self.running[slot] for slot in slots]
             moves = self.retire(slots)
             self._wait_again(gone)
