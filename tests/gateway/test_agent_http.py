@@ -35,6 +35,19 @@ def said(answer: tuple[int, Any]) -> str:
     return str(body["choices"][0]["message"]["content"])
 
 
+class Held(ScriptedEngine):
+    """Answers once it may."""
+
+    def __init__(self, *answers: Any) -> None:
+        super().__init__(*answers)
+        self.go = asyncio.Event()
+
+    async def generate(self, request: GenerateRequest) -> Any:
+        await self.go.wait()
+        async for each in super().generate(request):
+            yield each
+
+
 def test_equal_bodies_are_two_samples_and_a_retry_is_none() -> None:
     async def test(session: AgentSession, _: ScriptedEngine) -> list[str]:
         answers = [await post(session, CHAT) for _ in range(2)]
@@ -51,36 +64,21 @@ def test_equal_bodies_are_two_samples_and_a_retry_is_none() -> None:
 
 def test_a_retry_of_one_that_found_no_room_is_a_sample_of_its_own() -> None:
     """As the official clients retry what is answered with 429."""
-    held = asyncio.Event()
 
-    class Slow(ScriptedEngine):
-        async def generate(self, request: GenerateRequest) -> Any:
-            await held.wait()
-            async for each in super().generate(request):
-                yield each
-
-    async def test(session: AgentSession, _: ScriptedEngine) -> list[str]:
+    async def test(session: AgentSession, engine: Held) -> list[str]:
         first = asyncio.ensure_future(post(session, CHAT))
         await until(lambda: session.exchanges.running == 1)
         assert (await post(session, CHAT))[0] == 429
-        held.set()
+        engine.go.set()
         heard = said(await first)
         return [heard, said(await post(session, CHAT, x_stainless_retry_count="1"))]
 
     config = GatewayConfig(max_concurrent_requests=1)
-    assert run_on(Slow(says("one"), says("two")), test, config, max_context=200) == ["one", "two"]
+    assert run_on(Held(says("one"), says("two")), test, config, max_context=200) == ["one", "two"]
 
 
 def test_a_request_whose_connection_broke_is_answered_when_it_comes_again() -> None:
-    held = asyncio.Event()
-
-    class Slow(ScriptedEngine):
-        async def generate(self, request: GenerateRequest) -> Any:
-            await held.wait()
-            async for each in super().generate(request):
-                yield each
-
-    engine = Slow(says("one"), says("two"))
+    engine = Held(says("one"), says("two"))
 
     async def main() -> None:
         runtime = InlineRuntime()
@@ -91,7 +89,7 @@ def test_a_request_whose_connection_broke_is_answered_when_it_comes_again() -> N
                 with pytest.raises(asyncio.TimeoutError):
                     await asyncio.wait_for(post(session, CHAT), 0.3)
                 await asyncio.sleep(0.1)
-                held.set()
+                engine.go.set()
                 assert said(await post(session, CHAT)) == "one"
                 assert said(await post(session, CHAT)) == "two", "it was delivered: this is another sample"
                 assert session.trajectories()[-1].metadata["retries"] == 1
