@@ -682,6 +682,39 @@ def test_what_is_due_when_it_was_keeps_its_tokens_on_newer_weights(tmp_path: Pat
     assert group.samples[0].branches.tolist() == [-1] * 4 + [0] * 3 + [1] * 3
 
 
+def test_what_was_saved_is_read_again_where_the_first_group_was_ended_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, readings = KeptPartials.read_notes, []
+
+    async def hangs_first(kept: KeptPartials) -> bytes | None:
+        readings.append(1)
+        if len(readings) == 2:
+            await asyncio.get_running_loop().create_future()
+        return await read(kept)
+
+    monkeypatch.setattr(KeptPartials, "read_notes", hangs_first)
+    found = []
+
+    async def saves(buffer: Any, batch: int, evaluation: bool) -> Any:
+        found.append(dict(buffer.metadata))
+        buffer.metadata["calls"] = 1
+        await buffer.save()
+        return await all_of(buffer, batch, evaluation)
+
+    async def run() -> None:
+        await Playing(saves, ScriptedEngine(says("7")), samples=1, folder=tmp_path / "partial").group()
+        again = Playing(saves, ScriptedEngine(says("7")), samples=1, folder=tmp_path / "partial")
+        first = again.group()
+        await while_it_holds(lambda: len(readings) < 2)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await again.group(1)
+
+    asyncio.run(run())
+    assert found == [{}, {"calls": 1}]
+
+
 def restarted(folder: Path, *, version: Version, deadline: int, masks: bool = False) -> tuple[list[Group], list[str]]:
     """What comes of a group of one sample that version 0 had written `123` of; and the prompts of later requests."""
 
