@@ -25,7 +25,7 @@ SGLANG_READY := $(SGLANG)/.ready
 VERIFIERS       := .venv-verifiers
 VERIFIERS_READY := $(VERIFIERS)/.ready
 
-.PHONY: quickstart test test-slow soak environments trackers-env verifiers-env vllm-env sglang-env lint bench gpu-check clean
+.PHONY: quickstart test test-slow soak trackers-env verifiers-env vllm-env sglang-env lint bench gpu-check clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -81,13 +81,10 @@ $(SGLANG_READY): requirements-sglang.txt plugins/headrace-sglang-cpu/pyproject.t
 
 sglang-env: $(SGLANG_READY)
 
-# All that tests need. `make -j2 environments`: two at a time.
-environments: $(READY) $(DASHBOARD_READY) $(TRACKERS_READY) $(VLLM_READY) $(SGLANG_READY) $(VERIFIERS_READY)
-
-# What takes more than a second and a half or so: 45 minutes, of which 5 for 10^5 random sequences of events, 3 for the
-# wheel and the sdist in an empty environment. Then 7 for vLLM, 5 for SGLang, 4 for the trackers and 4 for verifiers, their
-# environments included. 65 together, on two quiet cores.
-test-slow: environments
+# What takes more than a second and a half or so: 45 minutes, of which 3 for the wheel and the sdist in an empty environment.
+# Then 7 for vLLM, 5 for SGLang, 4 for the trackers and 4 for verifiers, their environments included. 65 together, on two
+# quiet cores.
+test-slow: $(READY) $(DASHBOARD_READY) $(TRACKERS_READY) $(VLLM_READY) $(SGLANG_READY) $(VERIFIERS_READY)
 	$(BIN)/python -m pytest -m slow --ignore tests/servers $(SHARED) $(ARGS)
 	$(BIN)/python -m pytest -m slow tests/servers $(ARGS)
 	PYTHONPATH=$(CURDIR)/$(DASHBOARD):$(PYTHONPATH) $(BIN)/python -m pytest -m slow tests/cli/test_submit.py
