@@ -5,11 +5,7 @@ What is public is imported when it is first used: `import headrace` alone takes 
 
 from __future__ import annotations
 
-from importlib import import_module
-
-TYPE_CHECKING = False  # as type checkers know it: `typing` is a third of the start of a process that scores
-if TYPE_CHECKING:
-    from typing import Any
+from headrace.lazy_names import lazy_names
 
 __version__ = "0.1.0"
 
@@ -61,13 +57,7 @@ _PUBLIC = {
 
 __all__ = ["__version__", *_PUBLIC]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
-    value = getattr(import_module(_PUBLIC[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _PUBLIC)
 
 
 def __dir__() -> list[str]:

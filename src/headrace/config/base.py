@@ -10,12 +10,11 @@ from pydantic_core import PydanticCustomError
 
 
 class Section(BaseModel):
-    """A frozen mapping that refuses unknown keys. The string under a field is its documentation."""
+    """A frozen mapping that refuses unknown keys. The string under a field is its documentation (`field_docs.py`)."""
 
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
-        use_attribute_docstrings=True,
         validate_default=True,
         allow_inf_nan=False,
         populate_by_name=True,

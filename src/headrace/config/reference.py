@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.base import Section
 from headrace.config.data import SourceConfig
+from headrace.config.field_docs import field_docs
 from headrace.config.reading.unused_keys import unread
 from headrace.config.recipe_defaults import RECIPE_DEFAULTS
 
@@ -26,10 +27,11 @@ def render_reference(title: str, kind: type[Section]) -> str:
         if ("type" in section.model_fields or prefix.endswith(".NAME")) and section.__doc__:
             lines += [" ".join(section.__doc__.split()), ""]
         lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
+        docs = field_docs(section)
         for name, field in section.model_fields.items():
             if _section_of(field) is None:
                 key = field.alias or name
-                meaning = " ".join((field.description or "").split())
+                meaning = " ".join(docs.get(name, "").split())
                 default = _default(field, defaults, name)
                 lines.append(f"| `{key}` | {_type(field)} | {default} | {meaning.replace('|', chr(92) + '|')} |")
         lines.append("")
