@@ -25,7 +25,7 @@ SGLANG_READY := $(SGLANG)/.ready
 VERIFIERS       := .venv-verifiers
 VERIFIERS_READY := $(VERIFIERS)/.ready
 
-.PHONY: quickstart test test-slow soak trackers-env verifiers-env vllm-env sglang-env lint bench gpu-check clean
+.PHONY: quickstart test test-slow test-servers test-apart soak trackers-env verifiers-env vllm-env sglang-env lint bench gpu-check clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -82,11 +82,16 @@ $(SGLANG_READY): requirements-sglang.txt plugins/headrace-sglang-cpu/pyproject.t
 sglang-env: $(SGLANG_READY)
 
 # What takes more than a second and a half or so: 45 minutes, of which 3 for the wheel and the sdist in an empty environment.
-# Then 7 for vLLM, 5 for SGLang, 4 for the trackers and 4 for verifiers, their environments included. 65 together, on two
-# quiet cores.
+# Then, at the same time, servers (12: 7 for vLLM, 5 for SGLang) and what else has an environment of its own (8: 4 for the
+# trackers, 4 for verifiers). Environments included 65 together, on two quiet cores.
 test-slow: $(READY) $(DASHBOARD_READY) $(TRACKERS_READY) $(VLLM_READY) $(SGLANG_READY) $(VERIFIERS_READY)
 	$(BIN)/python -m pytest -m slow --ignore tests/servers $(SHARED) $(ARGS)
+	$(MAKE) --no-print-directory --output-sync=line --jobs $(JOBS) test-servers test-apart
+
+test-servers: $(READY) $(VLLM_READY) $(SGLANG_READY)
 	$(BIN)/python -m pytest -m slow tests/servers $(ARGS)
+
+test-apart: $(READY) $(DASHBOARD_READY) $(TRACKERS_READY) $(VLLM_READY) $(VERIFIERS_READY)
 	PYTHONPATH=$(CURDIR)/$(DASHBOARD):$(PYTHONPATH) $(BIN)/python -m pytest -m slow tests/cli/test_submit.py
 	$(TRACKERS)/bin/python -m pytest -m slow tests/trackers
 	$(VERIFIERS)/bin/python -m pytest tests/oracle/test_verifiers.py tests/oracle/test_verifiers_vllm.py
