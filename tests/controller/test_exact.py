@@ -249,7 +249,11 @@ def started(folder: Path) -> list[object]:
         return [event for event in reader.events.read() if event.kind == "started"]
 
 
-@pytest.mark.parametrize(("call", "version"), [(2, LAST), (7, LAST + 1)], ids=["first step", "later epoch"])
+@pytest.mark.parametrize(
+    ("call", "version"),
+    [pytest.param(2, LAST, marks=pytest.mark.soak), (7, LAST + 1)],
+    ids=["first step", "later epoch"],
+)
 def test_told_to_stop_in_the_middle_of_a_batch(tmp_path: Path, call: int, version: int) -> None:
     """Before its first step the batch is given up, without a trace; after it, it is trained to its end."""
     job = make_held_job(

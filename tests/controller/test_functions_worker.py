@@ -147,7 +147,9 @@ def batches(folder: Path) -> int:
     "changes",
     [
         {"algorithm": {"kl": {"coefficient": 0.1, "place": "reward"}}},
-        {"critic": {"updates_per_batch": 2}, "algorithm": {"updates_per_batch": 2}},
+        pytest.param(
+            {"critic": {"updates_per_batch": 2}, "algorithm": {"updates_per_batch": 2}}, marks=pytest.mark.soak
+        ),
     ],
     ids=["streaming", "whole batches"],
 )

@@ -117,6 +117,7 @@ def test_of_ranks_scorers_judges_and_relays(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300 + KILLS)
 def test_of_a_teacher_and_a_lent_engine(tmp_path: Path) -> None:
     teacher = make_model(tmp_path / "teacher")

@@ -118,7 +118,10 @@ def test_with_processes_of_which_the_lent_one_is_killed(tmp_path: Path, monkeypa
 @pytest.mark.cpu
 @pytest.mark.parametrize(
     "kills",
-    [[("serves", "trainer/0"), ("sleeps", "lent/0")], [("serves", "lent/0"), ("wakes", "trainer/0")]],
+    [
+        [("serves", "trainer/0"), ("sleeps", "lent/0")],
+        pytest.param([("serves", "lent/0"), ("wakes", "trainer/0")], marks=pytest.mark.soak),
+    ],
     ids=["trainer, then engine", "engine, then trainer"],
 )
 def test_whoever_is_killed_while_devices_are_lent_or_on_their_way_back_nothing_is_lost(

@@ -229,32 +229,32 @@ def test_an_agent_that_dies_and_one_that_never_reports_cost_their_episodes(eithe
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_with_the_same_agents(outside: Outside) -> None:
-    job = outside.job(trainer__batches=8)
+def test_a_run_that_is_killed_goes_on_with_the_same_agents(either: Outside) -> None:
+    job = either.job(trainer__batches=8)
     for _ in range(2):
-        outside.agent()
-    process = start(*outside.arguments(job))
+        either.agent()
+    process = start(*either.arguments(job))
     end = time.monotonic() + 90
-    while time.monotonic() < end and len(outside.noted()) < 15:
+    while time.monotonic() < end and len(either.noted()) < 15:
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    before = len(outside.noted())
+    before = len(either.noted())
     assert before >= 15
-    code, out = run(*outside.arguments(job), "--resume")
+    code, out = run(*either.arguments(job), "--resume")
     assert code == 0, out
-    assert [agent.wait(20) for agent in outside.agents] == [0, 0]
-    assert len(outside.noted()) > before
+    assert [agent.wait(20) for agent in either.agents] == [0, 0]
+    assert len(either.noted()) > before
     told: dict[tuple[str, int], set[float]] = {}
-    for each in outside.noted():
+    for each in either.noted():
         if "reward" in each:
             told.setdefault((each["task"].partition(".")[0], each["episode"]), set()).add(each["reward"])
-    with RunReader(outside.run) as reader:
+    with RunReader(either.run) as reader:
         reader.counts().check()
         numbers = [row.number for row in reader.metrics.read("batch")]
     assert numbers == list(range(1, 9)), "every version exactly once"
-    for sample in outside.samples():
+    for sample in either.samples():
         assert any(sample.reward == pytest.approx(each) for each in told[str(sample.group), sample.episode])
 
 

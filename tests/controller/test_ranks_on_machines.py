@@ -144,6 +144,7 @@ def test_a_machine_that_falls_silent_is_known_within_half_a_minute_whatever_is_o
     assert "its machine has answered nothing for 2" in lost["message"]
 
 
+@pytest.mark.soak
 def test_columns_on_a_machine_that_has_fallen_silent_are_lost_with_their_keeper(tmp_path: Path) -> None:
     """Who is waiting for them then is told as soon as the keeper is lost, a minute before Ray knows of that machine."""
     with machines(tmp_path) as cluster:

@@ -92,6 +92,7 @@ def test_engine_and_trainer_on_one_slot_by_turns(cluster: tuple[Nodes, Node], tm
     assert summary["time"]["trainer_s"]["takes and gives its turn"] > 0
 
 
+@pytest.mark.soak
 def test_an_engine_is_lent_the_slot_of_the_trainer(cluster: tuple[Nodes, Node], tmp_path: Path) -> None:
     there, far = cluster
     place = "cluster.place.trainer={devices: 1, cpus: 1, strategy: spread}"

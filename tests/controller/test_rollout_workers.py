@@ -188,6 +188,7 @@ def test_a_row_that_ends_the_only_worker_is_left_out_with_nothing_else_to_play(t
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.cpu
 def test_rows_that_end_and_block_the_only_worker_in_one_batch_are_left_out(tmp_path: Path) -> None:
     """Attempt for attempt, and one after another: the run has no row for longer than a wait may be."""

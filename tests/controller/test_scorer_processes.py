@@ -43,7 +43,7 @@ def trainers_state(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "changes",
     [
-        {**KL, "reference__placement": "process"},
+        pytest.param({**KL, "reference__placement": "process"}, marks=pytest.mark.soak),
         {
             **KL,
             "algorithm__recipe": "ppo",

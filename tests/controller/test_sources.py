@@ -77,6 +77,7 @@ def wait_for_version(process: subprocess.Popen[str], folder: Path, number: int) 
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.copied
 def test_a_run_by_pass_rates_that_is_killed_draws_what_it_would_have_drawn(tmp_path: Path) -> None:
     job = make_job(

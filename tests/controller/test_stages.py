@@ -153,7 +153,7 @@ def test_a_stage_that_never_returns_ends_the_run_by_name(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("piece", ["loss", "advantage"])
+@pytest.mark.parametrize("piece", ["loss", pytest.param("advantage", marks=pytest.mark.soak)])
 def test_a_piece_that_never_returns_ends_the_run_by_name(tmp_path: Path, piece: str) -> None:
     """On one thread, which the engine cannot have back either: its lane is left behind, or the trainer's, which is told
     to be stuck."""

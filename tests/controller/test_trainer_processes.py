@@ -129,7 +129,7 @@ def test_a_loss_of_the_users_own_is_called_where_the_trainer_is(
 @pytest.mark.parametrize(
     ("who", "committed", "more"),
     [
-        ("trainer", 0, {}),
+        pytest.param("trainer", 0, {}, marks=pytest.mark.soak),
         ("trainer", 2, {"engine__process": True, "rollout__workers": 1, "functions__placement": "process"}),
         ("critic", 2, {}),
     ],

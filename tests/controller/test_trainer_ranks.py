@@ -198,10 +198,11 @@ def kill_ranks(monkeypatch: pytest.MonkeyPatch, kills: Kills) -> list[tuple[str,
         ),
         # Between the two steps of a batch: the first one is made, by all; or by those that are left. What the first
         # rank published is there yet.
-        (
+        pytest.param(
             {"dp": 2, "replicas": 2, "tp": 2},
             EPOCHS | ON_DISK | {"trainer__batches": 3},
             {("add_up", 1): 0, ("step", 3): 3},
+            marks=pytest.mark.soak,
         ),
     ],
     ids=["ranks", "groups of ranks", "between steps"],

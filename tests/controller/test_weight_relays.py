@@ -39,6 +39,7 @@ def ran(folder: Path, transport: str, **changes: Any) -> tuple[dict[str, torch.T
     return load_file(folder / "run" / "checkpoints" / "step_3" / "model" / "model.safetensors"), batches, carried
 
 
+@pytest.mark.soak
 def test_a_run_is_the_same_over_relays(tmp_path: Path) -> None:
     weights, batches, carried = ran(tmp_path / "relays", "collective", weights__deltas=True)
     others, by_shm, nothing = ran(tmp_path / "shm", "shm")
