@@ -25,6 +25,7 @@ from headrace.rollout.filters import not_taken
 from headrace.rollout.kept_partials import KeptPartials
 from headrace.rollout.rollout_function import FunctionRunner, FunctionSettings, load_rollout_function
 from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.store.partials import Partials
 from headrace.weights.version import INITIAL, Version
 
@@ -84,7 +85,7 @@ class Playing:
     """A runner, and the groups that it was given."""
 
     def __init__(self, function: Any, engine: Any, *, samples: int = 2, folder: Path | None = None, **changes: Any):
-        self.engine, self.runtime = engine, InlineRuntime()
+        self.engine, self.runtime = engine, changes.pop("runtime", None) or InlineRuntime()
         values = {"timeout_s": 5.0, "evaluation": False, "masks_continued": False, **changes}
         buffer_filter, rewards = values.pop("buffer_filter", None), values.pop("rewards", None)
         policy = settings(engine, services=self.runtime, return_experts=values.pop("return_experts", False))
@@ -561,6 +562,80 @@ def test_a_call_that_hangs_costs_the_group_that_it_has_and_the_next_call_has_the
 
     asyncio.run(run())
     assert calls == [1, 1]
+
+
+def takes_nothing_at_first(calls: list[int]) -> Callable[..., Any]:
+    """The first call asks for no group."""
+
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        calls.append(len(buffer))
+        if len(calls) == 1:
+            await asyncio.get_running_loop().create_future()
+        return await all_of(buffer, batch, evaluation)
+
+    return function
+
+
+def test_a_call_that_takes_no_group_costs_those_that_wait_and_the_next_call_has_later_ones() -> None:
+    calls: list[int] = []
+
+    async def main(runtime: VirtualRuntime) -> None:
+        function = takes_nothing_at_first(calls)
+        playing = Playing(function, ScriptedEngine(says("7")), timeout_s=60.0, runtime=runtime)
+        late = await asyncio.gather(playing.group(0), playing.group(1))
+        assert runtime.clock.now() == pytest.approx(60.0)
+        words = "timeout: waited 60.0 s for f to take any of the 2 groups that wait (buffer.get)"
+        assert all(failure.startswith(words) for group in late for failure in failures(group))
+        assert is_played(await playing.group(2))
+
+    run_virtually(main)
+    assert calls == [2, 1]
+
+
+@pytest.mark.parametrize("deed", [ended, gone_on_with])
+def test_a_call_that_hangs_once_it_has_added_its_group_costs_those_that_wait(deed: Callable[..., Any]) -> None:
+    calls: list[int] = []
+
+    async def hangs_later(buffer: Any, groups: list[Any]) -> None:
+        await asyncio.sleep(40.0)
+        await deed(buffer, groups[0])
+        await asyncio.get_running_loop().create_future()
+
+    async def main(runtime: VirtualRuntime) -> None:
+        function = hangs_once(calls, hangs_later)
+        playing = Playing(function, ScriptedEngine(says("7")), timeout_s=60.0, runtime=runtime)
+        *_, last = await asyncio.gather(*await two_groups(playing))
+        assert runtime.clock.now() == pytest.approx(100.0, abs=1.0)
+        assert all("for f to take any of the" in words for words in failures(last))
+        assert is_played(await playing.group(2))
+
+    run_virtually(main)
+    assert calls == [1, 1]
+
+
+def test_a_call_has_its_time_where_no_group_waits_and_anew_with_each_that_it_takes() -> None:
+    """As with the gate shut."""
+    calls: list[int] = []
+
+    async def goes_on(buffer: Any, groups: list[Any]) -> None:
+        await ended(buffer, groups[0])
+        await asyncio.sleep(600.0)
+        may_come.set()
+        for _ in range(4):
+            await asyncio.sleep(50.0)
+            await ended(buffer, (await buffer.get(1))[0])
+
+    may_come = asyncio.Event()
+
+    async def main(runtime: VirtualRuntime) -> None:
+        function = hangs_once(calls, goes_on)
+        playing = Playing(function, ScriptedEngine(says("7")), timeout_s=60.0, runtime=runtime)
+        assert is_played(await playing.group(0))
+        await may_come.wait()
+        assert all(map(is_played, await asyncio.gather(*(playing.group(position) for position in range(1, 5)))))
+
+    run_virtually(main)
+    assert calls == [1]
 
 
 @pytest.mark.parametrize("ends", [True, False])

@@ -166,6 +166,12 @@ class RolloutBuffer:
         """What the function has."""
         return [held for held in self._held.values() if held.where is Whereabouts.TAKEN]
 
+    @property
+    def are_untaken(self) -> bool:
+        """Whether groups wait, and the function has none."""
+        places = {held.where for held in self._held.values()}
+        return Whereabouts.WAITS in places and Whereabouts.TAKEN not in places
+
     def waiting(self) -> list[HeldGroup]:
         """What `get` gives next, in order."""
         waiting = [held for held in self._held.values() if held.where is Whereabouts.WAITS]

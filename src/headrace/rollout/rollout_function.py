@@ -34,6 +34,7 @@ from headrace.rollout.kept_partials import KeptPartials
 from headrace.rollout.policy import Policy, PolicySettings
 from headrace.rollout.rollout_buffer import RolloutBuffer
 from headrace.rollout.rollout_sample import RolloutSample, end_all, given
+from headrace.rollout.untaken import UntakenWatch
 from headrace.rollout.user_code import called
 from headrace.runtime.leaving import ended_or_left
 from headrace.runtime.patience import Patience
@@ -63,7 +64,7 @@ class FunctionSettings:
     samples_per_prompt: int
     max_staleness: int
     timeout_s: float
-    """A group that the function has for longer fails."""
+    """A group that the function has for longer fails, and so do those that wait for longer while it has none."""
     masks_continued: bool = False
     """What was sampled under older weights than those that a group is gone on with is not trained on."""
 
@@ -92,6 +93,7 @@ class FunctionRunner:
         self._partials = partials
         self._call: asyncio.Task[None] | None = None
         self._was_loaded = False
+        self._untaken = UntakenWatch(settings.timeout_s, lambda: self.buffer.are_untaken, self._end_untaken)
         self.buffer = RolloutBuffer(
             clock=policy.clock,
             prompts_per_batch=settings.prompts_per_batch,
@@ -118,6 +120,7 @@ class FunctionRunner:
             await self._partials.restore(held, floor=self._floor(held))
         self.buffer.arrive(held)
         try:
+            self._untaken.look()
             self._begin()
             what = f"{self._settings.name} to add group {key}"
             group = await held.patience.wait_for(held.ended, what)
@@ -139,6 +142,7 @@ class FunctionRunner:
         finally:
             held.leave()
             self.buffer.forget(held)
+            self._untaken.look()
         return group
 
     async def _held(
@@ -203,6 +207,7 @@ class FunctionRunner:
     async def _one_call(self) -> Exception | None:
         """What the function failed with."""
         batch = self._policy.engines.version.number
+        self._untaken.begin()
         try:
             call = called(self._function, self.buffer, batch, self._settings.evaluation)
             added = await ended_or_left(call, _GRACE_S, self._leave)
@@ -212,7 +217,17 @@ class FunctionRunner:
             raise
         except Exception as error:
             return error
+        finally:
+            self._untaken.end()
         return None
+
+    def _end_untaken(self) -> None:
+        """The call lets groups wait, and has none: it hangs. They end, and so does the call."""
+        what = f"{self._settings.name} to take any of the {len(self.buffer)} groups that wait (buffer.get)"
+        failure = describe(FailureKind.TIMEOUT, str(WaitTimeout(what, self._settings.timeout_s)))
+        for held in self.buffer.waiting():
+            held.end(self._failed(held, failure))
+        self._end_call()
 
     def _leave(self) -> None:
         for held in self.buffer.taken():
@@ -233,17 +248,20 @@ class FunctionRunner:
         call = self._call
         if call is None or call.done() or call.cancelling():
             return
+        self._untaken.end()
         self.buffer = self.buffer.handed_on()
         call.add_done_callback(lambda _: self._begin() if self.buffer.waiting() else None)
         call.cancel()
 
     def _taken(self, held: HeldGroup) -> None:
+        self._untaken.taken()
         if self._settings.masks_continued:
             for sample in held.samples:
                 if not sample.is_finished:
                     sample.forget_older_than(self._policy.engines.version.number)
 
     async def _keep(self, held: HeldGroup) -> None:
+        self._untaken.look()
         if self._partials is not None and held.has_begun:
             await self._partials.write(held)
 
