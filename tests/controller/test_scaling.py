@@ -26,7 +26,7 @@ from headrace.engines.pool import EnginePool
 from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import Engine, EngineError
 from headrace.runtime.clock import SystemClock
-from headrace.runtime.protocol import WaitTimeout
+from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.workers import Handle
 from headrace.store import RunReader
@@ -196,6 +196,106 @@ class _Hires:
 
     async def release(self, index: int) -> None:
         self.released.append(index)
+
+
+class Slow(_Hires):
+    """Each takes ten minutes: until it is there, or until it has started."""
+
+    def __init__(self, clock: Clock, phase: str) -> None:
+        super().__init__()
+        self._clock = clock
+        self._phase = phase
+
+    async def hire(self) -> tuple[Engine, Handle]:
+        if self._phase == "made":
+            await self._clock.sleep(600.0)
+        engine, handle = await super().hire()
+        if self._phase == "started":
+            engine.start = lambda: self._clock.sleep(600.0)  # type: ignore[method-assign]
+        return engine, handle
+
+
+async def scaled(runtime: VirtualRuntime, phase: str, *numbers: int) -> tuple[list[Any], EnginePool, Slow]:
+    """Of one engine so many are asked for, one command five minutes after the other: what each said, or the error, and
+    when it had ended."""
+    config = TrainConfig.model_validate({"model": {"path": "m"}, "data": {"train": "t.jsonl"}})
+    pool = EnginePool([AbsentEngine()], runtime.clock, handles=[Handle("engine/0", 0, "")])
+    pool.hires = hires = Slow(runtime.clock, phase)
+    await pool.start()
+    scaling = Scaling(config, pool, MemoryPublisher().receiver(), None, lambda kind, data: None, ahead=4)
+
+    async def command(number: int) -> tuple[float, list[str]]:
+        said: list[str] = []
+        try:
+            await scaling.answer({"scale": {"engines": number}}, said.append)
+        except ConfigError as error:
+            said.append(str(error))
+        return runtime.clock.now(), [words for words in said if "ahead" not in words]
+
+    commands = []
+    for number in numbers:
+        commands.append(asyncio.ensure_future(command(number)))
+        await runtime.clock.sleep(300.0)
+    return await asyncio.gather(*commands), pool, hires
+
+
+@pytest.mark.parametrize(("phase", "released"), [("made", []), ("started", [1])])
+def test_an_engine_that_is_being_made_and_is_not_wanted_any_more_is_made_no_further(
+    phase: str, released: list[int]
+) -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        ends, pool, hires = await scaled(runtime, phase, 4, 1)
+        assert ends == [
+            (300.0, ["engines: 1, and not 4: 1 were asked for meanwhile"]),
+            (300.0, ["engines: 1, as before"]),
+        ]
+        assert [member.state for member in pool.members if member.state is not EngineState.GONE] == ["serving"]
+        assert hires.released == released
+        await runtime.clock.sleep(3600.0)
+        assert len(pool.members) == 1 + len(released)
+
+    run_virtually(main)
+
+
+def test_one_that_is_wanted_still_is_made_and_the_command_before_asks_for_no_more() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        ends, pool, hires = await scaled(runtime, "made", 4, 3)
+        assert ends == [
+            (600.0, ["engines: 2", "engines: 2, and not 4: 3 were asked for meanwhile"]),
+            (1200.0, ["engines: 3"]),
+        ]
+        assert not hires.released
+
+    run_virtually(main)
+
+
+def test_who_asks_for_as_many_again_has_them_made() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        ends, pool, _ = await scaled(runtime, "made", 2, 1, 2)
+        assert [said[-1] for _, said in ends] == [
+            "engines: 1, and not 2: 1 were asked for meanwhile",
+            "engines: 1, as before",
+            "engines: 2",
+        ]
+        assert [member.state for member in pool.members] == [EngineState.SERVING] * 2
+
+    run_virtually(main)
+
+
+@pytest.mark.parametrize("state", [EngineState.EJECTED, EngineState.STARTING])
+def test_one_that_serves_nobody_is_taken_out_before_one_that_serves(state: EngineState) -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        config = TrainConfig.model_validate({"model": {"path": "m"}, "data": {"train": "t.jsonl"}})
+        pool = EnginePool.of([AbsentEngine() for _ in range(3)], runtime.clock)
+        pool.hires = hires = _Hires()
+        pool.members[1].state = state
+        scaling = Scaling(config, pool, MemoryPublisher().receiver(), None, lambda kind, data: None, ahead=4)
+        await scaling.answer({"scale": {"engines": 2}}, lambda line: None)
+        assert hires.released == [1]
+        await scaling.answer({"scale": {"engines": 1}}, lambda line: None)
+        assert hires.released == [1, 2]
+
+    run_virtually(main)
 
 
 @pytest.mark.parametrize("fault", [EngineError("its worker died"), asyncio.CancelledError()])

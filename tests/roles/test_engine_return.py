@@ -80,18 +80,24 @@ class Stopped(AbsentEngine):
         self.is_stopped = True
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("how", ["ended", "fails", "is made all the same"])
 @pytest.mark.parametrize(("after_s", "made"), [(0.1, 0), (5.0, 1)], ids=["in the pause", "while it is made anew"])
-def test_one_that_is_taken_out_before_it_is_back_stays_away(after_s: float, made: int, fails: bool) -> None:
+def test_one_that_is_taken_out_before_it_is_back_stays_away(after_s: float, made: int, how: str) -> None:
     """A pause of 0.25 s, then 20 s in which it is made."""
     others: list[Stopped] = []
+    ended_s: list[float] = []
     told: list[str] = []
 
     def make(scene: Scene) -> EngineReturnRole:
         async def again(dead: Engine, receiver: WeightReceiver | None) -> Engine:
             others.append(Stopped())
-            await scene.settle(20)
-            if fails:
+            try:
+                await scene.settle(20)
+            except asyncio.CancelledError:
+                ended_s.append(scene.runtime.clock.now())
+                if how == "ended":
+                    raise
+            if how == "fails":
                 raise EngineError("its worker is lost: it has left")
             return others[-1]
 
@@ -105,13 +111,15 @@ def test_one_that_is_taken_out_before_it_is_back_stays_away(after_s: float, made
         member.engine.failure = EngineError("a fault of its own")
         pool.changed.notify()
         await scene.settle(after_s)
+        dismissed_s = scene.runtime.clock.now()
         await pool.dismiss(member, "it was taken out of the run")
         await scene.settle(100)
         pool.lose(member, EngineError("it could not take the newest weights"))
         with pytest.raises(EngineError, match="engine 1 does not come back: it was taken out of the run"):
             await pool.come_back(member, None)
         assert member.state is EngineState.GONE
-        assert [other.is_stopped for other in others] == [not fails] * made
+        assert ended_s == [dismissed_s] * made, "nobody waits until it is made"
+        assert [other.is_stopped for other in others] == [how == "is made all the same"] * made
         assert told == ["engine_died", "engine_removed"]
         assert scene.events == [], "nobody is told that one is not back that was taken out"
         assert not running.done()

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -469,6 +470,36 @@ def test_a_worker_that_is_too_long_in_the_making_is_ended() -> None:
         assert time.monotonic() - began < 10
         assert not [child for child in psutil.Process().children() if "headrace" in child.name()]
         await runtime.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("after_s", [0.0, 3.0], ids=["at once", "as it loads"])
+def test_one_that_is_made_and_not_wanted_any_more_is_ended_at_once(anew: bool, after_s: float) -> None:
+    async def main() -> None:
+        async with probes(2, replace(APART, start_s=120)) as (runtime, workers):
+            began = time.monotonic()
+            slow = Spec("slow", hangs_s=100.0)
+            if anew:
+                workers._members[1]._spec = slow  # type: ignore[attr-defined]
+            making = asyncio.ensure_future(workers.restart(1) if anew else workers.add(slow))
+            await asyncio.sleep(after_s)
+            making.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await making
+            await workers.leave(1)
+            assert time.monotonic() - began < 60
+            left = [await pid(workers)]
+            await until(lambda: [each.pid for each in psutil.Process().children() if is_worker(each)] == left)
+            (site,) = sites("a test")
+            assert not [*(site_parent() / site).glob("probe-1*")]
+            assert await workers.add(Spec("another")) == 2
+
+    def is_worker(process: psutil.Process) -> bool:
+        with suppress(psutil.Error):
+            return "probe/" in " ".join(process.cmdline())
+        return False
 
     asyncio.run(main())
 

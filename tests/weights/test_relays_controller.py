@@ -251,6 +251,29 @@ def test_an_engine_that_comes_and_leaves_has_its_relay_come_and_leave() -> None:
     asyncio.run(run())
 
 
+def test_an_engine_that_leaves_while_its_relay_is_made_leaves_none_behind() -> None:
+    async def run() -> None:
+        _, supply, relays, workers, _ = await supplied({"engine/0": AWAY})
+        is_asked, may_answer = asyncio.Event(), asyncio.Event()
+
+        async def plane() -> Plane:
+            is_asked.set()
+            await may_answer.wait()
+            return Plane("shm", "/2", "127.0.0.1")
+
+        workers.on["plane", 2] = plane
+        supplying = asyncio.ensure_future(supply.supply("engine/1", AWAY))
+        await is_asked.wait()
+        supplying.cancel()
+        asyncio.get_running_loop().call_later(0.05, may_answer.set)
+        await asyncio.gather(supplying, return_exceptions=True)
+        await supply.let_go("engine/1")
+        assert workers.left == [2]
+        assert relays.rank_of("engine/1") is None
+
+    asyncio.run(run())
+
+
 def test_the_device_of_a_relay_is_that_of_whoever_it_is_beside_now() -> None:
     async def run() -> None:
         users, supply, _, _, trainer = await supplied({"engine/0": HERE, "engine/1": replace(AWAY, device="GPU-2")})

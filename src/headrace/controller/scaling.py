@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.config import TrainConfig
@@ -14,11 +15,24 @@ from headrace.engines.pool import EnginePool
 from headrace.engines.pool_state import EngineState
 from headrace.errors import HeadraceError
 from headrace.observe.events import EventSink
+from headrace.runtime.breakable import Breakable, BrokenOff
 from headrace.weights.plane import WeightReceiver
 
 MOST = 64
 _KEYS = ("engines", "rollout_workers")
+_TAKEN_OUT = "it was taken out of the run"
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """One more, while it is made."""
+
+    name: str
+    """Of the key by which it was asked for."""
+    number: int
+    """Of them there are with it."""
+    making: Breakable[None]
 
 
 class Scaling:
@@ -40,10 +54,14 @@ class Scaling:
         self._event = event
         self._ahead = ahead
         self._one = asyncio.Lock()
+        self._wanted: dict[str, int] = {}
+        """Of each, as it was asked for last."""
+        self._coming: _Coming | None = None
 
     async def answer(self, asked: Mapping[str, Any], say: Say) -> None:
         """`{"scale": {"engines": N, "rollout_workers": N}}`, one or both. Raises ConfigError, also where one
-        does not start or end; what was done by then stays."""
+        does not start or end, or another number is asked for meanwhile; what was done by then stays. One that is being
+        made, and by what is asked for now is not to be there, is made no further."""
         wanted = asked.get("scale")
         if set(asked) != {"scale"} or not isinstance(wanted, dict) or not wanted or set(wanted) - set(_KEYS):
             raise ConfigError(f"a run can be asked to scale {' and '.join(_KEYS)}, and was asked {dict(asked)}")
@@ -51,6 +69,9 @@ class Scaling:
             if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MOST:
                 raise ConfigError(f"{name} is {number!r}; give a number from 1 to {MOST}")
         self._check(wanted)
+        self._wanted |= wanted
+        if (coming := self._coming) is not None and coming.number > self._wanted[coming.name]:
+            coming.making.break_off()
         async with self._one:
             if "engines" in wanted:
                 await self._to(wanted["engines"], "engines", self._engine_count, self._add, self._remove, say)
@@ -59,7 +80,7 @@ class Scaling:
                 seats, spec = self._hands.seats, self._hands.spec
                 await self._to(
                     wanted["rollout_workers"],
-                    "rollout workers",
+                    "rollout_workers",
                     lambda: seats.count,
                     lambda: seats.add(spec),
                     seats.leave,
@@ -90,21 +111,34 @@ class Scaling:
     async def _to(
         self,
         wanted: int,
-        what: str,
+        name: str,
         count: Callable[[], int],
-        add: Callable[[], Awaitable[None]],
+        add: Callable[[], Coroutine[Any, Any, None]],
         remove: Callable[[], Awaitable[None]],
         say: Say,
     ) -> None:
+        what = name.replace("_", " ")
         if count() == wanted:
             say(f"{what}: {wanted}, as before")
         while count() != wanted:
+            if self._wanted[name] != wanted:
+                raise ConfigError(f"{what}: {count()}, and not {wanted}: {self._wanted[name]} were asked for meanwhile")
             try:
-                await (add() if count() < wanted else remove())
+                await (self._added(name, count() + 1, add()) if count() < wanted else remove())
+            except BrokenOff:
+                continue
             except HeadraceError as error:
                 raise ConfigError(f"{what}: {count()}, and not {wanted}: {error}") from error
             self._event("scaled", {"what": what, "count": count()})
             say(f"{what}: {count()}")
+
+    async def _added(self, name: str, number: int, adding: Coroutine[Any, Any, None]) -> None:
+        """Raises BrokenOff, and what `adding` raises."""
+        self._coming = _Coming(name, number, Breakable(adding))
+        try:
+            await self._coming.making.result()
+        finally:
+            self._coming = None
 
     def _there(self) -> list[Member]:
         """Those of its own: lent ones are as many as before."""
@@ -121,15 +155,17 @@ class Scaling:
         member = pool.add(engine, handle)
         try:
             await pool.welcome(member, self._receiver, self._tell)
-        except BaseException:
-            await self._end(member, "it did not start")
+        except BaseException as error:
+            await self._end(member, _TAKEN_OUT if isinstance(error, asyncio.CancelledError) else "it did not start")
             raise
 
     async def _remove(self) -> None:
-        """The last one that no evaluation holds, which would have to begin again."""
+        """The last one that serves nobody now; else the last that no evaluation holds, which would have to begin
+        again."""
         there = self._there()
         free = [member for member in there if not member.pins]
-        await self._end((free or there)[-1], "it was taken out of the run")
+        down = [member for member in free if not member.is_up]
+        await self._end((down or free or there)[-1], _TAKEN_OUT)
 
     async def _end(self, member: Member, why: str) -> None:
         assert self._pool.hires is not None

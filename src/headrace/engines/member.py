@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from headrace.engines.pool_state import UP, EngineState, EngineView
 from headrace.engines.protocol import Engine, EngineError, EngineStats
+from headrace.runtime.breakable import Breakable
 from headrace.runtime.supervision import ENGINE, LossWindow, Measure, Often, after_failure
 from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import Version
@@ -39,6 +40,8 @@ class Member:
         self.engine = engine
         self.revive = revive
         self.state = EngineState.STARTING
+        self.making: Breakable[Engine] | None = None
+        """The engine that is to be in the place of one that died."""
         self.outstanding = 0
         self.pins = 0
         self.deaths = 0

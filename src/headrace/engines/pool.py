@@ -17,6 +17,7 @@ from headrace.engines.pool_sleep import PoolSleep
 from headrace.engines.pool_state import EngineState, EngineView
 from headrace.engines.protocol import Engine, EngineError, EngineStats, SwapMode, SwapReport
 from headrace.observe.events import Events
+from headrace.runtime.breakable import Breakable, BrokenOff
 from headrace.runtime.patience import StandStill, standing_with
 from headrace.runtime.protocol import Clock
 from headrace.runtime.signal import Signal
@@ -322,11 +323,14 @@ class EnginePool:
         self.changed.notify()
 
     async def dismiss(self, member: Member, why: str) -> None:
-        """It serves nothing more, and does not come back. What it has in flight goes on elsewhere."""
+        """It serves nothing more, and does not come back: one that is being made anew is made no further. What it has
+        in flight goes on elsewhere."""
         member.state, member.failure = EngineState.GONE, EngineError(why)
         self.events.report("engine_removed", {**self.named(member), "message": f"{member.name}: {why}"})
         self._count_outage()
         self.changed.notify()
+        if member.making is not None:
+            member.making.break_off()
         await member.engine.stop()
 
     async def update(self, member: Member, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
@@ -353,18 +357,26 @@ class EnginePool:
         await self._made_anew(member, receiver)
 
     async def _made_anew(self, member: Member, receiver: WeightReceiver | None) -> None:
-        if member.revive is None:
+        revive, dead = member.revive, member.engine
+        if revive is None:
             raise EngineError(f"{member.name} cannot come back")
-        member.state = EngineState.STARTING
-        dead = member.engine
-        try:
+
+        async def another() -> Engine:
             await dead.stop()
-            engine = await member.revive(dead, receiver)
+            return await revive(dead, receiver)
+
+        member.state = EngineState.STARTING
+        member.making = Breakable(another())
+        try:
+            engine = await member.making.result()
             if member.state is not EngineState.STARTING:
                 await engine.stop()
-                raise EngineError(f"{member.name} does not come back: {member.failure}")
+                raise BrokenOff
             member.replace(engine)
+        except BrokenOff:
+            raise EngineError(f"{member.name} does not come back: {member.failure}") from None
         finally:
+            member.making = None
             if member.state is EngineState.STARTING:
                 member.state = EngineState.EJECTED
                 self.changed.notify()  # somebody may wait until it is of no more use

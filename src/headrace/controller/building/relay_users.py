@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace.roles.workers.relay import RelaySpec
 from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.runtime.together import to_the_end
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
 from headrace.weights.relay.journey import SOURCE
 from headrace.weights.relay.relays import Relays
@@ -87,8 +88,8 @@ class RelaySupply:
     async def supply(self, worker: str, end: Seen) -> None:
         """Give a worker that came, or was made anew there, what it takes versions from: the trainer's memory, or a
         relay beside it, once that has a version. Where there is none in time it goes without, and is told so when it
-        asks for one."""
-        await self._assign(worker, end)
+        asks for one. Whoever is cancelled waits until it is clear who has a relay: nobody else would end it."""
+        await to_the_end(self._assign(worker, end))
         with suppress(WaitTimeout):  # those that are lost are made anew meanwhile, and are sent what they lack
             await self._relays.changed.wait_until(
                 lambda: self._relays.has_newest(worker), self._clock, _THERE_S, lambda: f"the relay of {worker}"

@@ -106,11 +106,12 @@ class ChildProcess:
             await asyncio.wait_for(self._process.wait(), _GONE_S)
         except TimeoutError:
             logger.warning("%s (pid %d) does not end after SIGKILL; it is left behind", self._boot.name, self.pid)
-        folder = Path(self._boot.folder)
-        if self._life >= 0:
-            os.close(self._life)
-            self._life = -1
-            shutil.rmtree(own_folder(folder, self._boot.name, self._boot.generation), ignore_errors=True)
+        finally:  # also where this is cancelled
+            folder = Path(self._boot.folder)
+            if self._life >= 0:
+                os.close(self._life)
+                self._life = -1
+                shutil.rmtree(own_folder(folder, self._boot.name, self._boot.generation), ignore_errors=True)
 
 
 def last_words(log: Path | None, said: int) -> str:
