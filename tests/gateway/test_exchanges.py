@@ -28,8 +28,8 @@ def run(test: Callable[[Exchanges[int], Callable[[], asyncio.Task[int]]], Awaita
     asyncio.run(main())
 
 
-def claim(exchanges: Exchanges[int], begin: Callable[[], asyncio.Task[int]], *, retry: bool = False) -> Exchange[int]:
-    return exchanges.claim("/v1/x", b"{}", says_retry=retry, begin=lambda: Exchange(begin()))
+def claim(exchanges: Exchanges[int], begin: Callable[[], asyncio.Task[int]], *, retry: int = 0) -> Exchange[int]:
+    return exchanges.claim("/v1/x", b"{}", retry=retry, begin=lambda: Exchange(begin()))
 
 
 def test_two_at_once_are_two_samples_and_each_that_broke_is_found_once() -> None:
@@ -51,7 +51,7 @@ def test_one_that_a_second_connection_took_is_not_broken_by_the_first() -> None:
     async def test(exchanges: Exchanges[int], begin: Callable[[], asyncio.Task[int]]) -> None:
         first = claim(exchanges, begin)
         with first.reading():
-            assert claim(exchanges, begin, retry=True) is first
+            assert claim(exchanges, begin, retry=1) is first
             with first.reading() as delivered:
                 delivered()
         assert not first.is_broken
@@ -69,7 +69,7 @@ def test_what_failed_is_tried_again() -> None:
         failed = claim(exchanges, lambda: asyncio.ensure_future(fails()))
         with pytest.raises(ValueError):
             await failed.task
-        assert claim(exchanges, begin, retry=True) is not failed
+        assert claim(exchanges, begin, retry=1) is not failed
         assert exchanges.retries == 0
 
     run(test)
@@ -79,21 +79,19 @@ class Full(Exception):
     pass
 
 
-def answered(
-    exchanges: Exchanges[int], begin: Callable[[], asyncio.Task[int]], *, retry: bool = False
-) -> Exchange[int]:
+def answered(exchanges: Exchanges[int], begin: Callable[[], asyncio.Task[int]], *, retry: int = 0) -> Exchange[int]:
     exchange = claim(exchanges, begin, retry=retry)
     with exchange.reading() as delivered:
         delivered()
     return exchange
 
 
-def refused(exchanges: Exchanges[int], *, retry: bool = False, body: bytes = b"{}") -> None:
+def refused(exchanges: Exchanges[int], *, retry: int = 0, body: bytes = b"{}") -> None:
     def begin() -> Exchange[int]:
         raise Full
 
     with pytest.raises(Full):
-        exchanges.claim("/v1/x", body, says_retry=retry, begin=begin)
+        exchanges.claim("/v1/x", body, retry=retry, begin=begin)
 
 
 def test_a_retry_of_one_that_was_refused_is_a_sample_of_its_own() -> None:
@@ -102,11 +100,11 @@ def test_a_retry_of_one_that_was_refused_is_a_sample_of_its_own() -> None:
     async def test(exchanges: Exchanges[int], begin: Callable[[], asyncio.Task[int]]) -> None:
         first = answered(exchanges, begin)
         refused(exchanges)
-        refused(exchanges, retry=True)
-        second = answered(exchanges, begin, retry=True)
+        refused(exchanges, retry=1)
+        second = answered(exchanges, begin, retry=2)
         assert second is not first
         assert exchanges.retries == 0
-        assert answered(exchanges, begin, retry=True) is second
+        assert answered(exchanges, begin, retry=3) is second
 
     run(test)
 
@@ -115,7 +113,7 @@ def test_of_two_that_were_refused_before_any_was_begun_each_is_a_sample() -> Non
     async def test(exchanges: Exchanges[int], begin: Callable[[], asyncio.Task[int]]) -> None:
         refused(exchanges)
         refused(exchanges)
-        assert answered(exchanges, begin, retry=True) is not answered(exchanges, begin, retry=True)
+        assert answered(exchanges, begin, retry=1) is not answered(exchanges, begin, retry=1)
 
     run(test)
 
@@ -126,6 +124,33 @@ def test_of_refused_bodies_the_newest_are_remembered() -> None:
         refused(exchanges)
         for number in range(1024):
             refused(exchanges, body=b"%d" % number)
-        assert answered(exchanges, begin, retry=True) is first
+        assert answered(exchanges, begin, retry=1) is first
+
+    run(test)
+
+
+def test_one_that_was_refused_until_it_gave_up_makes_no_sample_of_anothers_retry() -> None:
+    """As the official clients do after two retries; whoever uses one then sends the request anew."""
+
+    async def test(exchanges: Exchanges[int], begin: Callable[[], asyncio.Task[int]]) -> None:
+        for retry in (0, 1, 2):
+            refused(exchanges, retry=retry)
+        anew = answered(exchanges, begin)
+        assert answered(exchanges, begin, retry=1) is anew
+        assert answered(exchanges, begin, retry=2) is anew
+        assert exchanges.retries == 2
+
+    run(test)
+
+
+def test_a_retry_that_did_not_reach_us_is_one_of_what_was_refused_before_all_the_same() -> None:
+    async def test(exchanges: Exchanges[int], begin: Callable[[], asyncio.Task[int]]) -> None:
+        first = answered(exchanges, begin)
+        refused(exchanges)
+        refused(exchanges)
+        refused(exchanges, retry=1)  # of the one, while that of the other is lost on its way
+        second = answered(exchanges, begin, retry=2)
+        third = answered(exchanges, begin, retry=2)
+        assert len({id(each) for each in (first, second, third)}) == 3
 
     run(test)

@@ -14,7 +14,7 @@ from headrace.gateway.agents.growing import Live
 T = TypeVar("T")
 
 _MOST_REFUSED = 1024
-"""Bodies that are remembered of those that were refused."""
+"""Bodies that are remembered of those that were refused, each with one number of retries."""
 
 
 @dataclass(eq=False, slots=True)
@@ -61,22 +61,25 @@ class Exchanges(Generic[T]):
 
     A request is a retry if its body was sent before, and either the client says so, or a connection on which the body
     was sent broke before the answer was delivered. All other requests of an equal body are further samples, and so are
-    retries of those that were refused before they began.
+    retries of those that were refused before they began. Which a retry is one of follows from how often its client has
+    sent it: what was refused and is sent again is so by a higher number, and what its client gave up after the last of
+    its retries never is.
     """
 
     def __init__(self) -> None:
         self._known: dict[bytes, list[Exchange[T]]] = {}
-        self._refused: dict[bytes, int] = {}
-        """How many that `begin` refused may come again."""
+        self._refused: dict[tuple[bytes, int], int] = {}
+        """How many that `begin` refused may come again, of each body and number of retries before."""
         self.retries = 0
 
-    def claim(self, route: str, body: bytes, *, says_retry: bool, begin: Callable[[], Exchange[T]]) -> Exchange[T]:
-        """The exchange that the request is a retry of, or a new one, that `begin` begins. Raises what it raises."""
+    def claim(self, route: str, body: bytes, *, retry: int, begin: Callable[[], Exchange[T]]) -> Exchange[T]:
+        """The exchange that the request is a retry of, or a new one, that `begin` begins. `retry`: how often the client
+        says to have sent it before. Raises what `begin` raises."""
         digest = hashlib.blake2b(route.encode() + b"\n" + body, digest_size=16).digest()
         known = [each for each in self._known.get(digest, ()) if not _has_failed(each.task)]
         again = next((each for each in known if each.is_broken), None)
-        was_refused = again is None and says_retry and self._take_refused(digest)
-        if again is None and says_retry and not was_refused and known:
+        was_refused = again is None and self._take_refused(digest, retry)
+        if again is None and retry and not was_refused and known:
             again = known[-1]
         if again is not None:
             self.retries += 1
@@ -84,21 +87,25 @@ class Exchanges(Generic[T]):
             try:
                 again = begin()
             except Exception:
-                self._note_refused(digest)
+                self._note_refused(digest, retry)
                 raise
             known.append(again)
         self._known[digest] = known
         return again
 
-    def _take_refused(self, digest: bytes) -> bool:
-        """Whether one of the body was refused; that it was is used up."""
-        count = self._refused.pop(digest, 0)
+    def _take_refused(self, digest: bytes, retry: int) -> bool:
+        """Whether one of the body was refused that had been sent less often; that it was is used up."""
+        before = max((sent for body, sent in self._refused if body == digest and sent < retry), default=None)
+        if before is None:
+            return False
+        count = self._refused.pop((digest, before))
         if count > 1:
-            self._refused[digest] = count - 1
-        return count > 0
+            self._refused[digest, before] = count - 1
+        return True
 
-    def _note_refused(self, digest: bytes) -> None:
-        self._refused[digest] = self._refused.pop(digest, 0) + 1  # behind all others: the newest
+    def _note_refused(self, digest: bytes, retry: int) -> None:
+        key = digest, retry
+        self._refused[key] = self._refused.pop(key, 0) + 1  # behind all others: the newest
         if len(self._refused) > _MOST_REFUSED:
             del self._refused[next(iter(self._refused))]
 

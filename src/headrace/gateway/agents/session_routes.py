@@ -114,9 +114,7 @@ class SessionRoutes:
             work = session.answer(asked, created, live)
             return Exchange(self._services.spawn(work, f"request of {session.base_url}"), live=live)
 
-        exchange = session.exchanges.claim(
-            request.path, await request.read(), says_retry=_says_retry(request), begin=begin
-        )
+        exchange = session.exchanges.claim(request.path, await request.read(), retry=_retries(request), begin=begin)
         with exchange.reading() as delivered:
             try:
                 if asked.stream:
@@ -216,9 +214,9 @@ async def _whole(task: asyncio.Task[Answered]) -> Answered:
     return task.result()
 
 
-def _says_retry(request: web.Request) -> bool:
+def _retries(request: web.Request) -> int:
     count = request.headers.get(_RETRIES, "0")
-    return count.isdecimal() and len(count) < _LONGEST_COUNT and int(count) > 0
+    return int(count) if count.isdecimal() and len(count) < _LONGEST_COUNT else 0
 
 
 def _model(session: AgentSession) -> dict[str, Any]:
