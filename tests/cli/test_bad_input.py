@@ -301,9 +301,9 @@ def test_serve_options(refused, folder: Path, options: list[str], said: str) -> 
 
 
 def test_serve_with_too_little_memory(refused, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.controller.planning.free_memory.free_bytes", lambda device: 1000)
+    monkeypatch.setattr("headrace.controller.planning.free_memory.free_bytes", lambda device: 2000)
     error = refused("serve", str(folder / "model"))
-    assert "one sequence of 96 tokens takes 24576 bytes of KV cache" in error
+    assert "one sequence of 96 tokens takes 49152 bytes of KV cache" in error
     assert "set --max-context to 1 or less" in error
 
 

@@ -58,11 +58,11 @@ def test_memory_by_use_in_float32(job: Path) -> None:
         "trainer: AdamW moments (float32)": 8 * numbers,
         "engine: weights": 4 * (numbers + tied),
         "engine: next version while it is received": 4 * (numbers + tied),
-        "engine: KV cache": 8 * SLOT * 4,
+        "engine: KV cache": 9 * SLOT * 4,
         "weight plane: newest version, and the next": 2 * 4 * numbers,
         "checkpoint: copy while it is written": 12 * numbers,
     }
-    assert estimate.total == 44 * numbers + 8 * tied + 32 * SLOT
+    assert estimate.total == 44 * numbers + 8 * tied + 36 * SLOT
     assert estimate.place == "this host"
 
 
@@ -191,7 +191,7 @@ def test_memory_in_bfloat16_and_weights_by_disk(job: Path) -> None:
     assert uses["trainer: float32 weights"] == 4 * numbers
     assert uses["trainer: bfloat16 weights"] == 2 * numbers
     assert uses["engine: weights"] == 2 * (numbers + model.vocab_size * model.hidden_size)
-    assert uses["engine: KV cache"] == 8 * SLOT * 4, "on a CPU the cache is float32"
+    assert uses["engine: KV cache"] == 9 * SLOT * 4, "on a CPU the cache is float32"
     plane = {use: size for use, size in uses.items() if use.startswith("weight plane")}
     assert plane == {"weight plane: the copy that leaves": 2 * numbers}
     config = load_config(TrainConfig, job, ["engine.process=true", "rollouts_only=true"])
@@ -210,7 +210,8 @@ def paged(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> bo
 def test_on_a_device_an_engine_alone_takes_half_for_its_cache(
     job: Path, device: Callable[[int], None], paged: bool
 ) -> None:
-    device(2 * 5 * 2 * SLOT + 100)
+    """One slot is no sequence's."""
+    device(2 * 6 * 2 * SLOT + 100)
     config = load_config(TrainConfig, job, ["engine.dtype=bfloat16"])
     assert plan_kv_cache(CONFIGS["qwen3"](), config.engine, "bfloat16", CUDA).slots == 5
     assert plan_kv_cache(CONFIGS["qwen3"](), config.engine, "float32", CUDA).slots == 2
@@ -219,19 +220,19 @@ def test_on_a_device_an_engine_alone_takes_half_for_its_cache(
 @pytest.mark.parametrize("paged", [False, True], indirect=True)
 def test_on_a_device_the_cache_gets_what_the_rest_leaves(job: Path, device: Callable[[int], None], paged: bool) -> None:
     """A twentieth is kept back; the cache has the engine's dtype; the rest counts the activations. In pages of 64
-    tokens, a context of 96 has two, and two are nobody's."""
+    tokens, a context of 96 has two, and two are nobody's; of whole slots one is."""
     page = 2 * SLOT * 64 // 96
     device(2**40)
     model = CONFIGS["qwen3"]()
     config = load_config(TrainConfig, job, ["engine.dtype=bfloat16", "rollout.sampling.top_p=0.9"])
     roomy = estimate_memory(config, model, CUDA)
     assert roomy.slots == 8
-    assert roomy.uses["engine: KV cache"] == ((8 * 2 + 2) * page if paged else 8 * 2 * SLOT)
+    assert roomy.uses["engine: KV cache"] == ((8 * 2 + 2) * page if paged else 9 * 2 * SLOT)
     assert {"trainer: activations", "engine: activations and logits"} <= set(roomy.uses)
     assert (roomy.place, roomy.free, roomy.on_device) == ("cuda:0", 2**40, True)
     assert list(roomy.on_host) == ["experience table: kept sets, at most", "checkpoint: copy while it is written"]
     rest = roomy.total - roomy.uses["engine: KV cache"]
-    device(math.ceil((rest + (7.5 * page if paged else 5.5 * 2 * SLOT)) / 0.95))
+    device(math.ceil((rest + (7.5 * page if paged else 6.5 * 2 * SLOT)) / 0.95))
     tight = estimate_memory(config, model, CUDA)
     assert (tight.slots, tight.cache.pages) == (5, 5 if paged else None)
 
@@ -413,12 +414,12 @@ def test_the_staleness_that_is_reached_and_what_binds_it(
 
 
 def test_slots_are_those_that_the_memory_holds(job: Path) -> None:
-    """24 are asked for, and the cache may have room for 12: a batch of 2 groups, and 4 of 3 samples."""
+    """24 are asked for, and the cache may have room for 12 and a spare one: a batch of 2 groups, and 4 of 3 samples."""
     overrides = ["async.max_staleness=8", "engine.max_concurrent_sequences=24"]
     wide = make_plan(load_config(TrainConfig, job, overrides))
     assert wide.memory.slots == 24
     assert wide.config.ahead(24) == 10
-    narrow = make_plan(load_config(TrainConfig, job, [*overrides, f"engine.kv_cache_gib={12.5 * SLOT * 4 / 2**30}"]))
+    narrow = make_plan(load_config(TrainConfig, job, [*overrides, f"engine.kv_cache_gib={13.5 * SLOT * 4 / 2**30}"]))
     assert narrow.memory.slots == 12
     assert "ahead             6 groups run or wait at most: a batch of 2, and what 12 slots" in describe_plan(narrow)
 

@@ -12,14 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from devices import CPU
 from engines_helpers import VOCAB, collect, greedy, prompt, published, request, serving, tiny_model
 from marked import said
 
 from headrace.config import ConfigError, EngineConfig
 from headrace.engines.embedded import engine as engine_module
-from headrace.engines.embedded.cache_plan import CachePlan, kv_cache_bytes, plan_cache
+from headrace.engines.embedded.cache import KeyValueCache
+from headrace.engines.embedded.cache_plan import CachePlan, cache_shape, kv_cache_bytes, plan_cache
 from headrace.engines.embedded.core import EngineCore
+from headrace.engines.embedded.paged_cache import PagedCache
 from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.protocol import EngineError, FinishReason, RequestError
 from headrace.weights.version import Version
@@ -211,38 +214,47 @@ class TestMemory:
     def config(self) -> Any:
         return tiny_model("qwen3", device=CPU).config
 
-    def test_bytes_are_slots_times_context(self) -> None:
-        assert kv_cache_bytes(self.config, EngineConfig(max_concurrent_sequences=10)) == 10 * 128 * 384
-        assert kv_cache_bytes(self.config, EngineConfig(max_concurrent_sequences=3, max_context=50)) == 3 * 50 * 384
+    def test_bytes_are_those_of_the_slots_and_a_spare_one(self) -> None:
+        assert kv_cache_bytes(self.config, EngineConfig(max_concurrent_sequences=10)) == 11 * 128 * 384
+        assert kv_cache_bytes(self.config, EngineConfig(max_concurrent_sequences=3, max_context=50)) == 4 * 50 * 384
 
     def test_fewer_slots_where_not_all_fit(self) -> None:
-        plan = plan_cache(self.config, EngineConfig(), _float32(), free_bytes=2 * 5 * 49_152)
+        plan = plan_cache(self.config, EngineConfig(), torch.float32, free_bytes=2 * 6 * 49_152)
         assert (plan.slots, plan.max_context) == (5, 128)
-        given = plan_cache(self.config, EngineConfig(kv_cache_gib=100_000 / 2**30), _float32())
+        given = plan_cache(self.config, EngineConfig(kv_cache_gib=150_000 / 2**30), torch.float32)
         assert given.slots == 2
+
+    @pytest.mark.parametrize("paged", [False, True])
+    def test_a_cache_takes_what_is_planned_and_no_more_than_there_is(self, paged: bool) -> None:
+        shape, room = cache_shape(self.config), 2 * 9 * 49_152
+        plan = plan_cache(self.config, EngineConfig(), torch.float32, free_bytes=room, paged=paged)
+        cache = (PagedCache if paged else KeyValueCache)(shape, plan, torch.float32, torch.device("meta"))
+        assert sum(layer.nbytes for layer in cache.layers) == plan.bytes_wanted <= room // 2
 
     def test_pages_are_as_many_as_all_slots_can_fill_or_as_fit(self) -> None:
         """64 tokens each: 24,576 bytes; two for each sequence, and two that are nobody's."""
-        plan = plan_cache(self.config, EngineConfig(), _float32(), free_bytes=10**9, paged=True)
+        plan = plan_cache(self.config, EngineConfig(), torch.float32, free_bytes=10**9, paged=True)
         assert (plan.slots, plan.pages, plan.bytes_wanted) == (64, 128, 130 * 24_576)
         assert plan.page_bytes == 24_576
-        plan = plan_cache(self.config, EngineConfig(), _float32(), free_bytes=2 * 12 * 24_576, paged=True)
+        plan = plan_cache(self.config, EngineConfig(), torch.float32, free_bytes=2 * 12 * 24_576, paged=True)
         assert (plan.slots, plan.pages, plan.bytes_wanted) == (10, 10, 12 * 24_576)
-        plan = plan_cache(self.config, EngineConfig(max_context=64), _float32(), free_bytes=2 * 3 * 24_576, paged=True)
+        plan = plan_cache(
+            self.config, EngineConfig(max_context=64), torch.float32, free_bytes=2 * 3 * 24_576, paged=True
+        )
         assert (plan.slots, plan.pages) == (1, 1)
 
     def test_the_context_that_is_advised_fits_in_pages(self) -> None:
         with pytest.raises(ConfigError, match=r"98304 bytes of KV cache.*max_context to 64 or less"):
-            plan_cache(self.config, EngineConfig(), _float32(), free_bytes=2 * 3 * 24_576 + 5, paged=True)
+            plan_cache(self.config, EngineConfig(), torch.float32, free_bytes=2 * 3 * 24_576 + 5, paged=True)
         with pytest.raises(ConfigError, match="is 24576; free memory"):
-            plan_cache(self.config, EngineConfig(), _float32(), free_bytes=2 * 24_576, paged=True)
+            plan_cache(self.config, EngineConfig(), torch.float32, free_bytes=2 * 24_576, paged=True)
 
     @pytest.mark.parametrize(
         ("config", "free", "message"),
         [
-            ({"kv_cache_gib": 40_000 / 2**30}, 10**9, r"49152 bytes.*1000000000 bytes are free.*raise engine.kv_cache"),
+            ({"kv_cache_gib": 40_000 / 2**30}, 10**9, r"98304 bytes.*1000000000 bytes are free.*raise engine.kv_cache"),
             ({"kv_cache_gib": 2.0}, 10**9, r"2147483648 bytes.*1000000000 bytes are free.*to 0\.47 or less"),
-            ({}, 90_000, r"49152 bytes.*90000 bytes free.*max_context to 117"),
+            ({}, 180_000, r"98304 bytes.*180000 bytes free.*max_context to 117"),
             ({"max_context": 129}, 10**9, "has 128 positions"),
         ],
     )
@@ -250,13 +262,7 @@ class TestMemory:
         self, config: dict[str, Any], free: int, message: str
     ) -> None:
         with pytest.raises(ConfigError, match=message):
-            plan_cache(self.config, EngineConfig(**config), _float32(), free_bytes=free)
-
-
-def _float32() -> Any:
-    import torch
-
-    return torch.float32
+            plan_cache(self.config, EngineConfig(**config), torch.float32, free_bytes=free)
 
 
 def test_prefill_and_each_decode_step_are_told() -> None:

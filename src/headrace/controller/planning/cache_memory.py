@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from headrace.engines.embedded.cache_plan import (
     cache_shape,
     context_limit,
     in_pages,
+    in_slots,
     is_paged,
     plan_cache,
 )
@@ -40,7 +40,7 @@ def cache_of(section: EngineSection, config: TrainConfig, first: CachePlan) -> C
         return first
     slots = max(1, first.slots * slots // asked)
     if first.pages is None:
-        return replace(first, slots=slots, bytes_wanted=first.bytes_wanted * slots // first.slots)
+        return in_slots(slots, first.max_context, first.slot_bytes)
     pages = max(first.pages * slots // first.slots, pages_for(first.max_context))
     return in_pages(slots, first.max_context, pages, first.page_bytes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headrace.engines.embedded.cache_plan import CachePlan, CacheShape
+from headrace.engines.embedded.cache_plan import SPARE_SLOTS, CachePlan, CacheShape
 from headrace.engines.embedded.storage import Copy, Storage, WholeSlots
 
 _FIRST_CAPACITY = 256
@@ -16,8 +16,8 @@ class KeyValueCache:
 
     On a CPU the capacity grows with the longest sequence, up to `max_context`, and the cache is float32 even for
     bfloat16 weights: one query per row is a small matrix product, and there float32 kernels are twice as fast. On a
-    device it is allocated whole, in the weights' dtype, as captured graphs hold its address. There is one slot more
-    than planned: a spare to move sequences by, and what takes what the padding rows of a graph write.
+    device it is allocated whole, in the weights' dtype, as captured graphs hold its address. Behind the slots of
+    sequences is a spare one (`SPARE_SLOTS`).
     What was never written is zero, not arbitrary: masked places still enter a product with 0.
     """
 
@@ -44,7 +44,7 @@ class KeyValueCache:
     def _places(self) -> tuple[int, int]:
         """Parts of the cache at the start, and tokens that each holds."""
         most = self.max_context
-        return self.slots + 1, min(_FIRST_CAPACITY, most) if self._device.type == "cpu" else most
+        return self.slots + SPARE_SLOTS, min(_FIRST_CAPACITY, most) if self._device.type == "cpu" else most
 
     def allocate(self) -> None:
         """As it was made."""

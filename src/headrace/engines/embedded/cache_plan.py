@@ -20,6 +20,8 @@ _SHARE_OF_FREE = 0.5
 HAS_TRITON = find_spec("triton") is not None
 SPARE_PAGES = 2
 """That no sequence has: one of zeros, and one for what padding rows write."""
+SPARE_SLOTS = 1
+"""That no sequence has, where there are no pages: to move sequences by, and for what padding rows write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class CachePlan:
     max_context: int
     """Tokens of the longest sequence, prompt and response."""
     bytes_wanted: int
-    """When every slot is full, or all pages are there."""
+    """When every slot is full, or all pages are there; what is spare included."""
     pages: int | None = None
     """That the slots share, on a device; None: each slot has room of its own."""
 
@@ -40,6 +42,12 @@ class CachePlan:
         """Of one page; `bytes_wanted` is told."""
         assert self.pages is not None, "it has no pages"
         return self.bytes_wanted // (self.pages + SPARE_PAGES)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of one slot that is full; `bytes_wanted` is told."""
+        assert self.pages is None, "it has pages"
+        return self.bytes_wanted // (self.slots + SPARE_SLOTS)
 
     def of_size(self, slots: int, context: int) -> CachePlan:
         """Of so many full slots, like this one: in pages or not. What it wants is not told."""
@@ -61,8 +69,8 @@ class CacheShape:
         return 2 * self.layers * self.heads * self.head_dim * dtype.itemsize + self.routed
 
     def least_bytes(self, context: int, dtype: torch.dtype, *, paged: bool) -> int:
-        """Of a cache for one sequence."""
-        tokens = (pages_for(context) + SPARE_PAGES) * PAGE_TOKENS if paged else context
+        """Of a cache for one sequence, what is spare included."""
+        tokens = (pages_for(context) + SPARE_PAGES) * PAGE_TOKENS if paged else (1 + SPARE_SLOTS) * context
         return tokens * self.bytes_per_token(dtype)
 
 
@@ -146,11 +154,15 @@ def plan_cache(
             )
     asked = engine_config.max_concurrent_sequences
     if not paged:
-        slots = min(asked, budget // least)
-        return CachePlan(slots, context, slots * least)
+        one = context * shape.bytes_per_token(dtype)
+        return in_slots(min(asked, budget // one - SPARE_SLOTS), context, one)
     fitting = budget // page - SPARE_PAGES
     slots = min(asked, fitting)
     return in_pages(slots, context, min(fitting, slots * pages_for(context)), page)
+
+
+def in_slots(slots: int, context: int, slot_bytes: int) -> CachePlan:
+    return CachePlan(slots, context, (slots + SPARE_SLOTS) * slot_bytes)
 
 
 def in_pages(slots: int, context: int, pages: int, page_bytes: int) -> CachePlan:
