@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -16,7 +17,13 @@ from controller_jobs import CONFIGS, make_job
 from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.controller.building.episode_runners import policy_settings
 from headrace.controller.planning import cache_memory, free_memory
-from headrace.controller.planning.activations import DecoderShape, engine_bytes, waiting_kept_bytes
+from headrace.controller.planning.activations import (
+    DecoderShape,
+    engine_bytes,
+    scored_bytes,
+    trained_bytes,
+    waiting_kept_bytes,
+)
 from headrace.controller.planning.cache_memory import plan_kv_cache
 from headrace.controller.planning.describe import describe_plan
 from headrace.controller.planning.memory_estimate import estimate_memory
@@ -316,11 +323,76 @@ def test_what_is_offloaded_is_the_hosts(job: Path, device: Callable[[int], None]
 def test_a_critic_in_bfloat16_has_weights_to_compute_with(job: Path) -> None:
     config = load_config(TrainConfig, job, ["algorithm.recipe=ppo", "model.dtype=bfloat16"])
     uses = estimate_memory(config, CONFIGS["qwen3"](), CPU).uses
-    numbers = count_parameters(CONFIGS["qwen3"]())
+    numbers = count_parameters(CONFIGS["qwen3"](), gives_values=True)
     found = uses["critic: weights, gradients and moments (float32)"], uses["critic: bfloat16 weights"]
     assert found == (16 * numbers, 2 * numbers)
     plain = estimate_memory(load_config(TrainConfig, job, ["algorithm.recipe=ppo"]), CONFIGS["qwen3"](), CPU).uses
     assert "critic: bfloat16 weights" not in plain
+
+
+BESIDE = [
+    ("critic.model", "algorithm.recipe=ppo"),
+    ("reference.model", "algorithm.kl.coefficient=0.1"),
+    ("teacher.model", "algorithm.recipe=opd"),
+    ("reward.model.path", "reward.workers=1"),
+]
+
+
+@pytest.fixture
+def larger(tmp_path: Path) -> Any:
+    """Of six layers, with an output layer of its own; its config.json is in `tmp_path`."""
+    config = CONFIGS["llama"]()
+    config.num_hidden_layers = 6
+    config.save_pretrained(tmp_path)
+    return config
+
+
+@pytest.mark.parametrize(("key", "used"), BESIDE)
+def test_a_model_beside_the_policy_is_counted_by_its_own_config(
+    job: Path, tmp_path: Path, larger: Any, device: Callable[[int], None], key: str, used: str
+) -> None:
+    """Critic and reward model have a head of one number, and a bias, in the place of their output layer."""
+    device(2**40)
+    config, name = load_config(TrainConfig, job, [used, f"{key}={tmp_path}"]), key.rpartition(".")[0].replace(".", " ")
+    numbers, shape = count_parameters(larger), DecoderShape.of(larger)
+    if name in ("critic", "reward model"):
+        numbers += larger.hidden_size + 1 - larger.vocab_size * larger.hidden_size
+    weights, activations = {"weights": 4 * numbers}, scored_bytes(shape, 4096, 4)
+    if name == "critic":
+        weights = {"weights, gradients and moments (float32)": 16 * numbers}
+        activations = trained_bytes(shape, 4096, 4, checkpointing=False)
+    for place, taken in ((CPU, weights), (CUDA, weights | {"activations": activations})):
+        uses = estimate_memory(config, CONFIGS["qwen3"](), place).uses
+        found = {use.partition(": ")[2]: size for use, size in uses.items() if use.startswith(f"{name}: ")}
+        assert found == taken
+
+
+def test_stages_of_a_critic_have_no_output_layer(
+    job: Path, tmp_path: Path, larger: Any, device: Callable[[int], None]
+) -> None:
+    """Three of its layers each; the first has the embedding."""
+    device(2**40)
+    given = ["algorithm.recipe=ppo", f"critic.model={tmp_path}", "critic.placement=process", "critic.layout=p2"]
+    matrix, numbers = larger.vocab_size * larger.hidden_size, count_parameters(larger, gives_values=True)
+    uses = estimate_memory(load_config(TrainConfig, job, given), CONFIGS["qwen3"](), CUDA).uses
+    first = matrix + 3 * ((numbers - matrix) // 6)
+    assert uses["critic: weights, gradients and moments (float32)"] == 16 * first
+    assert uses["critic: weights gathered for a pass"] == 4 * first
+
+
+def test_what_of_a_critic_the_host_keeps_is_counted_by_its_own_config(
+    job: Path, tmp_path: Path, larger: Any, device: Callable[[int], None]
+) -> None:
+    device(2**40)
+    given = ["algorithm.recipe=ppo", f"critic.model={tmp_path}", "critic.optimizer.offload=true", "async.mode=sync"]
+    model, numbers = CONFIGS["qwen3"](), count_parameters(larger, gives_values=True)
+    kept = estimate_memory(load_config(TrainConfig, job, given), model, CUDA).on_host
+    assert kept["critic: float32 weights, moments"] == 12 * numbers
+    given = [*given[:2], *given[3:], "engine.colocated=true"]
+    kept = estimate_memory(load_config(TrainConfig, job, given), model, CUDA).on_host
+    assert kept["critic: float32 weights and moments, asleep"] == 3 * 2 ** math.ceil(math.log2(4 * numbers))
+    uses = estimate_memory(load_config(TrainConfig, job, given), model, CPU).uses
+    assert uses["checkpoint: copy while it is written"] == 12 * (count_parameters(model) + numbers)
 
 
 def test_a_judge_of_its_own_is_counted_as_an_engine_is(tmp_path: Path, device: Callable[[int], None]) -> None:
@@ -356,11 +428,12 @@ def test_what_a_checkpoint_is_written_from_is_counted(job: Path) -> None:
     """Critic and a reference that is refreshed as well; nothing where training waits."""
     model = CONFIGS["qwen3"]()
     numbers, use = count_parameters(model), "checkpoint: copy while it is written"
+    of_critic = count_parameters(model, gives_values=True)
 
     def counted(*overrides: str) -> int | None:
         return estimate_memory(load_config(TrainConfig, job, list(overrides)), model, CPU).uses.get(use)
 
-    assert counted("algorithm.recipe=ppo") == 24 * numbers
+    assert counted("algorithm.recipe=ppo") == 12 * (numbers + of_critic)
     refreshed = ["algorithm.kl.coefficient=0.1", "reference.refresh_every=2", "model.dtype=bfloat16"]
     assert counted(*refreshed) == 14 * numbers
     assert counted("checkpoint.background=false") is None

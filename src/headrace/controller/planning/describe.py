@@ -14,17 +14,18 @@ from headrace.controller.building.threads import available_threads, takes_turns
 from headrace.controller.planning import rollout_worker_count
 from headrace.controller.planning.backends import describe_backend
 from headrace.controller.planning.free_memory import in_units
-from headrace.controller.planning.layouts import config_of_kind
+from headrace.controller.planning.layouts import GIVE_VALUES, config_of_kind
 from headrace.controller.planning.memory_lines import memory_lines, use_lines
 from headrace.controller.planning.placement import worker_counts
 from headrace.controller.planning.placement_view import drawn
 from headrace.controller.planning.plan import Plan
+from headrace.controller.planning.planned_model import PlannedModel
 from headrace.controller.planning.prompt_notes import first_prompt
 from headrace.controller.planning.rank_words import network_notes, ranks_in_words, ray_in_words, stages_in_words
 from headrace.controller.planning.servers import describe_servers
 from headrace.controller.planning.table_size import largest_group, table_bound
 from headrace.experience.schedule import reachable_staleness
-from headrace.models.loading import count_parameters, read_model_config
+from headrace.models.loading import read_model_config
 from headrace.rewards.reward_pool import worker_count
 from headrace.runtime.process.site import site_parent
 
@@ -366,5 +367,4 @@ def _stages(plan: Plan, kind: str, layout: LayoutConfig) -> str:
     if layout.pp == 1:
         return ""
     config = config_of_kind(kind, plan.config, read_model_config(plan.config.model.path))
-    scores = kind in ("critic", "reward")
-    return stages_in_words(layout, count_parameters(config), config.get_text_config(), scores=scores)
+    return stages_in_words(layout, PlannedModel.of(config, gives_values=kind in GIVE_VALUES))

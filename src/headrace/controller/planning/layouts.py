@@ -13,7 +13,7 @@ from headrace.models.experts import experts_per_token, routed_bytes
 from headrace.models.loading import auto_class, outline, read_model_config
 from headrace.models.routing import ROUTED_TYPES
 
-_GIVE_VALUES = ("critic", "reward")
+GIVE_VALUES = ("critic", "reward")
 """Kinds of workers whose models do."""
 
 
@@ -24,7 +24,7 @@ def check_layouts(config: TrainConfig, policy: Any, device: torch.device) -> Non
         if (layout := layouts[kind]).ranks > 1 or layout.stage:
             model, key = config_of_kind(kind, config, policy), key_of(kind)
             here, trains = kind not in config.cluster.place, kind not in config.scorer_processes
-            check_layout(key, layout, model, device, here=here, trains=trains, gives_values=kind in _GIVE_VALUES)
+            check_layout(key, layout, model, device, here=here, trains=trains, gives_values=kind in GIVE_VALUES)
 
 
 def check_layout(

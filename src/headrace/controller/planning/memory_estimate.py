@@ -11,6 +11,8 @@ import torch
 from headrace.algorithms.kept_sets import most_bytes
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.layout import LayoutConfig
+from headrace.config.roles import CriticConfig
+from headrace.config.trainer import TrainerConfig
 from headrace.config.values.dtypes import ITEM_BYTES
 from headrace.config.values.hosts import is_loopback
 from headrace.controller.planning import free_memory
@@ -34,13 +36,14 @@ from headrace.controller.planning.free_memory import SPARE, in_gib, pinned
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.memory_by_turns import OF_LENT, by_turns
 from headrace.controller.planning.out_of_memory import what_to_lower
+from headrace.controller.planning.planned_model import PlannedModel, planned_models
 from headrace.controller.planning.run_processes import NO_PROCESSES, RunProcesses, check_room
 from headrace.controller.planning.table_size import most_sampled, table_bytes
 from headrace.controller.planning.trained_memory import gathered, scored_bytes_of, trained_bytes_of, trainer_uses
 from headrace.controller.planning.transports import transport_of
 from headrace.engines.embedded.cache_plan import CachePlan, context_limit
 from headrace.models.experts import routed_bytes
-from headrace.models.loading import count_parameters, parameter_sizes, read_model_config
+from headrace.models.loading import count_parameters, read_model_config
 
 _PLANE = "weight plane: newest version, and the next"
 _LEAVING = "weight plane: the copy that leaves"
@@ -126,9 +129,10 @@ def estimate_memory(
     Raises ConfigError if the processes or the KV cache do not fit; for a device, if anything does not.
     """
     check_room(processes, free_memory.free_bytes(torch.device("cpu")))
-    parameters, free = count_parameters(model_config), free_memory.free_bytes(device)
-    uses = _fixed(config, model_config, parameters, device)
-    uses |= {} if device.type == "cpu" else _activations(config, model_config)
+    models, free = planned_models(config, model_config), free_memory.free_bytes(device)
+    parameters = models["trainer"].parameters
+    uses = _fixed(config, models, device)
+    uses |= {} if device.type == "cpu" else _activations(config, models)
     left_out = (*(() if engine else _OF_ENGINE), *(() if trainer else _OF_TRAINING))
     uses = {use: size for use, size in uses.items() if not use.startswith(left_out)}
     if config.engine.colocated:  # what it has is dropped before
@@ -140,7 +144,7 @@ def estimate_memory(
         cache = plan_kv_cache(model_config, config.engine, engine_dtype(config), device, engines)
     else:
         cache = cache_beside(config, model_config, device, free, uses)
-    kept: dict[str, int] = _off_device(config, parameters, model_config.get_text_config(), device) if trainer else {}
+    kept: dict[str, int] = _off_device(config, models, device) if trainer else {}
     if engine and not trainer and not config.engine.apart:
         kept["weight plane: version 0, on the host"] = ITEM_BYTES[engine_dtype(config)] * parameters
         uses |= kept if device.type == "cpu" else {}
@@ -157,8 +161,8 @@ def estimate_memory(
     if trainer and (sent := _sent(config, parameters)):
         (uses if device.type == "cpu" else kept)[_SENT] = sent
     if trainer and config.checkpoint.background:
-        (uses if device.type == "cpu" else kept)[_COPY] = _copied(config, model_config, device)
-    if trainer and (begun := _begun(config, parameters)):
+        (uses if device.type == "cpu" else kept)[_COPY] = _copied(config, models, device)
+    if trainer and (begun := _begun(config, models)):
         (uses if device.type == "cpu" else kept)[_BEGUN] = begun
     if device.type == "cpu":
         uses |= table
@@ -168,19 +172,26 @@ def estimate_memory(
     for turn, size in turns.items():
         _require_room(config, str(device), free, uses, turn, size)
     if turns:
-        kept |= _asleep(config, parameters, model_config.get_text_config(), device)
+        kept |= _asleep(config, models, device)
     if trainer and transport_of(config, device) == "shm":
         kept[_PLANE] = 2 * ITEM_BYTES[config.model.dtype] * parameters
     return MemoryEstimate(parameters, uses, str(device), free, cache, table | kept, slots, turns)
 
 
-def _begun(config: TrainConfig, parameters: int) -> int:
+def _trained(config: TrainConfig) -> dict[str, TrainerConfig | CriticConfig]:
+    """The sections of those that learn, by the names of their models."""
+    return {"trainer": config.trainer} | ({"critic": config.critic} if config.algorithm.needs_critic else {})
+
+
+def _begun(config: TrainConfig, models: Mapping[str, PlannedModel]) -> int:
     """Masters and moments of replicas of those that make several steps on a batch, once more."""
-    algorithm, critic = config.algorithm, config.critic
-    replicas = config.trainer.layout.model_replicas * (algorithm.epochs_per_batch * algorithm.updates_per_batch > 1)
-    of_critic = critic.layout.model_replicas * (algorithm.epochs_per_batch * critic.updates_per_batch > 1)
-    kept = [replicas, *([of_critic] if algorithm.needs_critic else ())]
-    return sum(3 * ITEM_BYTES["float32"] * parameters * copies for copies in kept if copies > 1)
+    updates = {"trainer": config.algorithm.updates_per_batch, "critic": config.critic.updates_per_batch}
+    several = {
+        name: own.layout.model_replicas
+        for name, own in _trained(config).items()
+        if own.layout.model_replicas > 1 and config.algorithm.epochs_per_batch * updates[name] > 1
+    }
+    return sum(_STATE_TENSORS * ITEM_BYTES["float32"] * models[name].parameters * n for name, n in several.items())
 
 
 def _sent(config: TrainConfig, parameters: int) -> int:
@@ -206,15 +217,16 @@ def _table(config: TrainConfig, model_config: Any, cache: CachePlan) -> dict[str
     return found
 
 
-def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torch.device) -> dict[str, int]:
+def _fixed(config: TrainConfig, models: Mapping[str, PlannedModel], device: torch.device) -> dict[str, int]:
     """Weights and what goes with them, and the judges' caches."""
     trainer_bytes, engine_itemsize = ITEM_BYTES[config.model.dtype], ITEM_BYTES[engine_dtype(config)]
-    text = model_config.get_text_config()
-    of_engine = engine_itemsize * (parameters + _laid_out_anew(model_config))
+    policy = models["trainer"]
+    parameters = policy.parameters
+    of_engine = engine_itemsize * (parameters + _laid_out_anew(policy.config))
     engine_weights = config.engine.total * of_engine
     layout = config.trainer.layout
     uses = {
-        **trainer_uses(config.trainer, parameters, text, config.model.dtype, device),
+        **trainer_uses(config.trainer, policy, config.model.dtype, device),
         "engine: weights": engine_weights,
         "engine: next version while it is received": engine_weights,
         f"{OF_LENT}weights": config.engine.lent * of_engine,
@@ -226,31 +238,29 @@ def _fixed(config: TrainConfig, model_config: Any, parameters: int, device: torc
         uses[_LEAVING] = trainer_bytes * parameters
     algorithm = config.algorithm
 
-    def scores(name: str, layout: LayoutConfig, parameters: int, text: Any, more: str = "") -> None:
-        uses[f"{name}: weights{more}"] = scored_bytes_of(layout, parameters, text, config.model.dtype, device)
+    def scores(name: str, layout: LayoutConfig) -> None:
+        uses[f"{name}: weights"] = scored_bytes_of(layout, models[name], config.model.dtype, device)
         if layout.stage:
-            uses[f"{name}: weights gathered for a pass"] = trainer_bytes * gathered(layout, parameters, text, device)
+            uses[f"{name}: weights gathered for a pass"] = trainer_bytes * gathered(layout, models[name], device)
 
     if algorithm.needs_reference and config.reference.placement == "hybrid":
         uses["reference: weights"] = layout.model_replicas * trainer_bytes * parameters
     elif algorithm.needs_reference:
-        scores("reference", config.reference.layout, parameters, text)
+        scores("reference", config.reference.layout)
     if config.copies_proximal:
-        scores("proximal", config.proximal.layout, parameters, text)
+        scores("proximal", config.proximal.layout)
     if algorithm.needs_teacher:
-        scores("teacher", config.teacher.layout, parameters, text, ", if it is as large as the policy")
+        scores("teacher", config.teacher.layout)
     if algorithm.needs_critic:
-        of_critic, text = config.critic.layout, _text_of(config, "critic", text)
-        trained = trained_bytes_of(config.critic, parameters, text, config.model.dtype, device)
+        of_critic, critic = config.critic.layout, models["critic"]
+        trained = trained_bytes_of(config.critic, critic, config.model.dtype, device)
         uses["critic: weights, gradients and moments (float32)"] = trained.total
         if config.model.dtype == "bfloat16" and not of_critic.stage:
-            uses["critic: bfloat16 weights"] = of_critic.model_replicas * trainer_bytes * parameters
+            uses["critic: bfloat16 weights"] = of_critic.model_replicas * trainer_bytes * critic.parameters
         if of_critic.stage:
-            uses["critic: weights gathered for a pass"] = trainer_bytes * gathered(of_critic, parameters, text, device)
+            uses["critic: weights gathered for a pass"] = trainer_bytes * gathered(of_critic, critic, device)
     if config.reward.model.path is not None:
-        scored = read_model_config(config.reward.model.path)
-        own = config.reward.model.layout
-        scores("reward model", own, count_parameters(scored), scored.get_text_config())
+        scores("reward model", config.reward.model.layout)
     for judge in own_judges(config.rewards):
         asked, dtype = read_model_config(judge.path), judge.engine.dtype or config.model.dtype
         uses[f"judge {judge.path}: weights"] = ITEM_BYTES[dtype] * (count_parameters(asked) + _laid_out_anew(asked))
@@ -264,20 +274,11 @@ def _laid_out_anew(model_config: Any) -> int:
     return text.vocab_size * text.hidden_size if model_config.tie_word_embeddings else 0
 
 
-def _text_of(config: TrainConfig, name: str, policy: Any) -> Any:
-    """The config of the layers of `trainer`, which is `policy`, or of `critic`."""
-    own = config.critic.model if name == "critic" else None
-    return policy if own is None else read_model_config(own).get_text_config()
-
-
-def _off_device(config: TrainConfig, parameters: int, text: Any, device: torch.device) -> dict[str, int]:
+def _off_device(config: TrainConfig, models: Mapping[str, PlannedModel], device: torch.device) -> dict[str, int]:
     """What models in training have in the host's memory, beside a device. Raises ConfigError if it has not so much."""
-    models = {"trainer": config.trainer} | ({"critic": config.critic} if config.algorithm.needs_critic else {})
     found = {
-        f"{name}: float32 weights, moments": trained_bytes_of(
-            own, parameters, _text_of(config, name, text), config.model.dtype, device
-        ).off_device
-        for name, own in models.items()
+        f"{name}: float32 weights, moments": trained_bytes_of(own, models[name], config.model.dtype, device).off_device
+        for name, own in _trained(config).items()
     }
     wanted, free = sum(found.values()), free_memory.free_bytes(torch.device("cpu"))
     if wanted > free:
@@ -288,18 +289,14 @@ def _off_device(config: TrainConfig, parameters: int, text: Any, device: torch.d
     return {use: size for use, size in found.items() if size}
 
 
-def _copied(config: TrainConfig, model_config: Any, device: torch.device) -> int:
+def _copied(config: TrainConfig, models: Mapping[str, PlannedModel], device: torch.device) -> int:
     """What a checkpoint holds, all ranks' parts together, in the host's memory; beside a device tensor by tensor in
     pinned memory, of which torch takes powers of two. Raises ConfigError if that, beside a device, has not so much."""
-    policy = parameter_sizes(model_config)
-    trained = [*policy]
-    if config.algorithm.needs_critic:
-        own = config.critic.model
-        trained += policy if own is None else parameter_sizes(read_model_config(own))
+    trained = [numbers for name in _trained(config) for numbers in models[name].sizes]
     taken = pinned if device.type != "cpu" else int
     wanted = sum(_STATE_TENSORS * taken(ITEM_BYTES["float32"] * numbers) for numbers in trained)
     if config.algorithm.needs_reference and config.reference.refresh_every is not None:
-        wanted += sum(taken(ITEM_BYTES[config.model.dtype] * numbers) for numbers in policy)
+        wanted += sum(taken(ITEM_BYTES[config.model.dtype] * numbers) for numbers in models["trainer"].sizes)
     if device.type != "cpu" and wanted > (free := free_memory.free_bytes(torch.device("cpu"))):
         raise ConfigError(
             f"a checkpoint is written beside training, from a copy that takes {in_gib(wanted)} of this host's memory, "
@@ -309,13 +306,11 @@ def _copied(config: TrainConfig, model_config: Any, device: torch.device) -> int
     return wanted
 
 
-def _asleep(config: TrainConfig, parameters: int, text: Any, device: torch.device) -> dict[str, int]:
+def _asleep(config: TrainConfig, models: Mapping[str, PlannedModel], device: torch.device) -> dict[str, int]:
     """What models in training have in the host's memory while they sleep, beside what is there in any case: a flat
     tensor of the weights, and one of each moment, pinned."""
-    models = {"trainer": config.trainer} | ({"critic": config.critic} if config.algorithm.needs_critic else {})
     trained = {
-        name: trained_bytes_of(own, parameters, _text_of(config, name, text), config.model.dtype, device)
-        for name, own in models.items()
+        name: trained_bytes_of(own, models[name], config.model.dtype, device) for name, own in _trained(config).items()
     }
     return {
         f"{name}: float32 weights and moments, asleep": pinned(each.weights) + 2 * pinned(each.moments // 2)
@@ -335,15 +330,15 @@ def _require_room(config: TrainConfig, place: str, free: int, uses: Mapping[str,
         )
 
 
-def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
+def _activations(config: TrainConfig, models: Mapping[str, PlannedModel]) -> dict[str, int]:
     """Of all passes, at their height: the lanes compute at the same time."""
-    shape, itemsize = DecoderShape.of(model_config), ITEM_BYTES[config.model.dtype]
+    model_config, itemsize = models["trainer"].config, ITEM_BYTES[config.model.dtype]
+    shapes = {name: DecoderShape.of(model.config) for name, model in models.items()}
     algorithm, longest = config.algorithm, most_sampled(config, context_limit(model_config, config.engine))
     checkpointing = config.model.gradient_checkpointing
-    trained = {"trainer": config.trainer} | ({"critic": config.critic} if algorithm.needs_critic else {})
     uses = {}
-    for name, own in trained.items():
-        uses[f"{name}: activations"] = passes_bytes(own, shape, longest, itemsize, checkpointing=checkpointing)
+    for name, own in _trained(config).items():
+        uses[f"{name}: activations"] = passes_bytes(own, shapes[name], longest, itemsize, checkpointing=checkpointing)
     own_reference = algorithm.needs_reference and config.reference.placement != "hybrid"
     scoring = {
         "reference": (own_reference, config.reference.max_tokens_per_microbatch),
@@ -353,7 +348,8 @@ def _activations(config: TrainConfig, model_config: Any) -> dict[str, int]:
     }
     for name, (computes, budget) in scoring.items():
         if computes:
-            uses[f"{name}: activations"] = scored_bytes(shape, max(budget, longest), itemsize)
+            uses[f"{name}: activations"] = scored_bytes(shapes[name], max(budget, longest), itemsize)
+    shape = shapes["trainer"]
     slots, context = config.engine.max_concurrent_sequences, context_limit(model_config, config.engine)
     prefilled, of_number = config.engine.prefill_tokens_per_step, ITEM_BYTES[engine_dtype(config)]
     of_engine = {

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from headrace.config.layout import LayoutConfig
 from headrace.config.values.hosts import is_loopback
+from headrace.controller.planning.planned_model import PlannedModel
 from headrace.controller.planning.trained_memory import stages_of
 
 
@@ -18,11 +17,11 @@ def ranks_in_words(layout: LayoutConfig, stages: str, *, on_device: bool) -> str
     return told
 
 
-def stages_in_words(layout: LayoutConfig, parameters: int, text: Any, *, scores: bool) -> str:
-    """As `, in stages of 3, 3, 2 layers`; nothing without stages. `text`, `scores`: see `stages_of`."""
+def stages_in_words(layout: LayoutConfig, model: PlannedModel) -> str:
+    """As `, in stages of 3, 3, 2 layers`; nothing without stages."""
     if layout.pp == 1:
         return ""
-    return f", in stages of {', '.join(map(str, stages_of(layout, parameters, text, scores=scores)))} layers"
+    return f", in stages of {', '.join(map(str, stages_of(layout, model)))} layers"
 
 
 def ray_in_words(address: str | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -13,6 +12,7 @@ from headrace.config.roles import CriticConfig
 from headrace.config.sft import SFTTrainerConfig
 from headrace.config.trainer import TrainerConfig
 from headrace.config.values.dtypes import ITEM_BYTES
+from headrace.controller.planning.planned_model import PlannedModel
 from headrace.models.experts import experts_per_token
 
 OfTrainer = TrainerConfig | SFTTrainerConfig | PairTrainerConfig
@@ -35,30 +35,29 @@ class TrainedBytes:
         return self.weights + self.gradients + self.moments
 
 
-def trainer_uses(own: OfTrainer, parameters: int, text: Any, dtype: str, device: torch.device) -> dict[str, int]:
+def trainer_uses(own: OfTrainer, model: PlannedModel, dtype: str, device: torch.device) -> dict[str, int]:
     """Bytes by use of a trainer between and in passes, less activations: those of `trained_bytes_of`, and other weights
     that its passes need."""
     layout, itemsize = own.layout, ITEM_BYTES[dtype]
-    trained = trained_bytes_of(own, parameters, text, dtype, device)
+    trained = trained_bytes_of(own, model, dtype, device)
     uses = {
         "trainer: float32 weights": trained.weights,
         "trainer: gradients (float32)": trained.gradients,
         "trainer: AdamW moments (float32)": trained.moments,
     }
     if layout.stage:
-        uses["trainer: weights gathered for a pass"] = itemsize * gathered(layout, parameters, text, device)
+        uses["trainer: weights gathered for a pass"] = itemsize * gathered(layout, model, device)
     elif dtype == "bfloat16":
-        uses["trainer: bfloat16 weights"] = layout.model_replicas * itemsize * parameters
+        uses["trainer: bfloat16 weights"] = layout.model_replicas * itemsize * model.parameters
     return uses
 
 
 def trained_bytes_of(
-    own: OfTrainer | CriticConfig, parameters: int, text: Any, dtype: str, device: torch.device
+    own: OfTrainer | CriticConfig, model: PlannedModel, dtype: str, device: torch.device
 ) -> TrainedBytes:
-    """Of a model of so many `parameters`; `text`: its config. `dtype`: of the passes. What other weights they need is
-    not counted."""
+    """`dtype`: of the passes. What other weights they need is not counted."""
     layout = own.layout
-    every, fullest = of_stages(layout, parameters, text)
+    every, fullest = of_stages(layout, model)
     one = _FLOAT32 * every * layout.model_replicas
     if layout.stage and device.type != "cpu":
         one = -(-_FLOAT32 * fullest // layout.ranks_of_pp_stage)
@@ -69,61 +68,46 @@ def trained_bytes_of(
     return TrainedBytes(one if dtype == "float32" else 0, one, 0, off_device=3 * one)
 
 
-def scored_bytes_of(layout: LayoutConfig, parameters: int, text: Any, dtype: str, device: torch.device) -> int:
-    """Of a model of so many `parameters` that only scores, between its passes: in the host's memory of all ranks, on a
-    device of one, which has it."""
-    every, fullest = of_stages(layout, parameters, text)
-    one = ITEM_BYTES[dtype] * (every if layout.stage else parameters)
+def scored_bytes_of(layout: LayoutConfig, model: PlannedModel, dtype: str, device: torch.device) -> int:
+    """Of a model that only scores, between its passes: in the host's memory of all ranks, on a device of one, which has
+    it."""
+    every, fullest = of_stages(layout, model)
+    one = ITEM_BYTES[dtype] * (every if layout.stage else model.parameters)
     if device.type == "cpu":
         return one * layout.model_replicas
     return -(-ITEM_BYTES[dtype] * fullest // layout.ranks_of_pp_stage) if layout.stage else one
 
 
-def gathered(layout: LayoutConfig, parameters: int, text: Any, device: torch.device) -> int:
+def gathered(layout: LayoutConfig, model: PlannedModel, device: torch.device) -> int:
     """Weights that ranks have beside their own parts at the height of a pass: all of their stage (ZeRO-2), or those of
     a layer and of what is outside of layers; of experts that ranks share, their own. All ranks in the host's memory,
     one on its device."""
     if layout.ep > 1:
-        experts = text.num_hidden_layers * text.num_experts * _expert(text)
-        parameters -= min(experts, parameters) * (layout.ep - 1) // layout.ep
-    every, fullest = of_stages(layout, parameters, text)
+        experts = model.layers * model.text.num_experts * model.expert
+        model = model.less(min(experts, model.parameters) * (layout.ep - 1) // layout.ep)
+    every, fullest = of_stages(layout, model)
     if layout.stage == 3:
-        ends = min(layout.pp, 2)
-        outside = _outside(parameters, text) if ends == 1 else _matrix(text)
-        layer = _layer(parameters, text)
-        every, fullest = ends * outside + layout.pp * layer, outside + layer
+        ends = 1 if layout.pp == 1 or model.gives_values else 2
+        outside = model.outside if layout.pp == 1 else model.matrix
+        every, fullest = ends * outside + layout.pp * model.layer, outside + model.layer
     return every * layout.dp * layout.cp if device.type == "cpu" else fullest
 
 
-def of_stages(layout: LayoutConfig, parameters: int, text: Any) -> tuple[int, int]:
+def of_stages(layout: LayoutConfig, model: PlannedModel) -> tuple[int, int]:
     """Parameters of all stages together, and of the one that has most. A matrix that is both embedding and output layer
     is in the first and in the last."""
     if layout.pp == 1:
-        return parameters, parameters
-    layer, counts = _layer(parameters, text), stages_of(layout, parameters, text)
-    twice = _matrix(text) if text.tie_word_embeddings else 0
-    return parameters + twice, max(counts[0], counts[-1]) * layer + _matrix(text)
+        return model.parameters, model.parameters
+    counts = stages_of(layout, model)
+    first, last = counts[0] * model.layer + model.matrix, counts[-1] * model.layer
+    if not model.gives_values:
+        last += model.matrix
+    return model.parameters + (model.matrix if model.is_tied else 0), max(first, last)
 
 
-def stages_of(layout: LayoutConfig, parameters: int, text: Any, *, scores: bool = False) -> list[int]:
-    """How many layers each stage has. `scores`: the output layer gives a number, not one for each token."""
-    idle = text.num_experts - experts_per_token(text) if experts_per_token(text) else 0
-    met = _layer(parameters, text) - idle * _expert(text)  # by a token
-    output = 0.0 if scores else _matrix(text) / max(1, met)
-    return layers_of_stages(int(text.num_hidden_layers), layout.pp, output)
-
-
-def _layer(parameters: int, text: Any) -> int:
-    return (parameters - _outside(parameters, text)) // max(1, int(text.num_hidden_layers))
-
-
-def _matrix(text: Any) -> int:
-    return int(text.vocab_size) * int(text.hidden_size)
-
-
-def _expert(text: Any) -> int:
-    return int(3 * text.moe_intermediate_size * text.hidden_size) if experts_per_token(text) else 0
-
-
-def _outside(parameters: int, text: Any) -> int:
-    return min(_matrix(text) * (1 if text.tie_word_embeddings else 2), parameters)
+def stages_of(layout: LayoutConfig, model: PlannedModel) -> list[int]:
+    """How many layers each stage has."""
+    idle = model.text.num_experts - experts_per_token(model.text) if model.expert else 0
+    met = model.layer - idle * model.expert  # by a token
+    output = 0.0 if model.gives_values else model.matrix / max(1, met)
+    return layers_of_stages(model.layers, layout.pp, output)

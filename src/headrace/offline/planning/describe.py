@@ -80,9 +80,7 @@ def _roles(plan: OfflinePlan) -> list[str]:
     if layout.ranks == 1 and not layout.stage and kind == "inline":
         where, threads = "this process", available_threads(config.runtime.threads)
     else:
-        scores = isinstance(config, RMConfig)
-        stages = stages_in_words(layout, plan.memory.parameters, plan.text, scores=scores)
-        where = ranks_in_words(layout, stages, on_device=plan.memory.on_device)
+        where = ranks_in_words(layout, stages_in_words(layout, plan.memory.model), on_device=plan.memory.on_device)
         threads = threads_of_rank(config, layout.ranks)
     return [f"roles     runtime {kind}", f"  {'trainer':<16} {where}: {threads} CPU thread(s)"]
 

@@ -12,9 +12,9 @@ from headrace.config import RMConfig
 from headrace.config.values.dtypes import ITEM_BYTES
 from headrace.controller.planning import free_memory
 from headrace.controller.planning.activations import DecoderShape, passes_bytes
+from headrace.controller.planning.planned_model import PlannedModel
 from headrace.controller.planning.run_processes import check_room, rank_processes
 from headrace.controller.planning.trained_memory import trained_bytes_of, trainer_uses
-from headrace.models.loading import count_parameters
 from headrace.offline.trained.of_config import OfflineConfig
 
 
@@ -22,8 +22,7 @@ from headrace.offline.trained.of_config import OfflineConfig
 class OfflineMemory:
     """Bytes by use: on a CPU of all ranks, without activations; on a device of one."""
 
-    parameters: int
-    """Number of parameters, not bytes."""
+    model: PlannedModel
     uses: Mapping[str, int]
     place: str
     """Whose memory it is: `this host`, or a device."""
@@ -32,6 +31,11 @@ class OfflineMemory:
     on_host: Mapping[str, int]
     """Beside it, if the place is a device: of this host's memory."""
     on_device: bool
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, not bytes."""
+        return self.model.parameters
 
     @property
     def total(self) -> int:
@@ -47,17 +51,17 @@ def estimate_offline_memory(
     if ranks > 1 and config.runtime.address is None:
         host = free_memory.free_bytes(torch.device("cpu"))
         check_room(rank_processes(ranks), host, "fewer ranks (trainer.layout)")
-    parameters = count_parameters(model_config, gives_values=isinstance(config, RMConfig))
-    own, dtype, text = config.trainer, config.model.dtype, model_config.get_text_config()
-    uses, on_device = trainer_uses(own, parameters, text, dtype, device), device.type != "cpu"
+    model = PlannedModel.of(model_config, gives_values=isinstance(config, RMConfig))
+    own, dtype = config.trainer, config.model.dtype
+    uses, on_device = trainer_uses(own, model, dtype, device), device.type != "cpu"
     kept = {}
     if on_device:
         shape, checkpointing = DecoderShape.of(model_config), config.model.gradient_checkpointing
         uses["trainer: activations"] = passes_bytes(own, shape, longest, ITEM_BYTES[dtype], checkpointing=checkpointing)
-        off_device = trained_bytes_of(own, parameters, text, dtype, device).off_device
+        off_device = trained_bytes_of(own, model, dtype, device).off_device
         kept["trainer: float32 weights, moments"] = off_device
     return OfflineMemory(
-        parameters,
+        model,
         {use: size for use, size in uses.items() if size},
         str(device) if on_device else "this host",
         free_memory.free_bytes(device),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.config import SFTConfig
 from headrace.models.loading import read_model_config, resolve_device
@@ -25,8 +24,6 @@ class OfflinePlan:
     steps: int
     """Of the whole run."""
     memory: OfflineMemory
-    text: Any
-    """The Hugging Face config of the model's layers."""
 
 
 def make_offline_plan(config: OfflineConfig) -> OfflinePlan:
@@ -36,4 +33,4 @@ def make_offline_plan(config: OfflineConfig) -> OfflinePlan:
     longest = max(map(size_of, (*inputs.units, *inputs.held_out)))
     memory = estimate_offline_memory(config, model, resolve_device(config.model.device), longest)
     steps = steps_of(config, len(inputs.units), inputs.per_batch)
-    return OfflinePlan(config, inputs, steps, memory, model.get_text_config())
+    return OfflinePlan(config, inputs, steps, memory)
