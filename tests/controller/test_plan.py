@@ -20,6 +20,7 @@ from headrace.controller.planning import cache_memory, free_memory
 from headrace.controller.planning.activations import (
     DecoderShape,
     engine_bytes,
+    graphs_bytes,
     scored_bytes,
     trained_bytes,
     waiting_kept_bytes,
@@ -264,6 +265,49 @@ def test_what_an_engine_needs_beside_weights_and_cache_on_a_device_by_hand(
     )
 
 
+SECTIONS = ["engine.beside=[{max_concurrent_sequences: 24, replicas: 2}, {max_concurrent_sequences: 1}]"]
+
+
+def test_engines_compute_with_as_many_sequences_as_their_section_has(job: Path, device: Callable[[int], None]) -> None:
+    """One of 8, two of 24, one of 1."""
+    device(2**40)
+    model, shape = CONFIGS["qwen3"](), DecoderShape.of(CONFIGS["qwen3"]())
+    config = load_config(TrainConfig, job, [*SECTIONS, "rollout.sampling.top_p=0.9"])
+    uses = estimate_memory(config, model, CUDA).uses
+    for use, of_slots in {
+        "activations and logits": lambda slots: engine_bytes(shape, slots, 1024, 4, 96),
+        "CUDA graphs": lambda slots: graphs_bytes(shape, slots, 96),
+        "kept sets that wait": lambda slots: waiting_kept_bytes(slots, model.vocab_size),
+    }.items():
+        assert uses[f"engine: {use}"] == of_slots(8) + 2 * of_slots(24) + of_slots(1)
+
+
+@pytest.mark.parametrize("paged", [False, True], indirect=True)
+def test_caches_of_engines_of_several_sizes_fit_together(job: Path, device: Callable[[int], None], paged: bool) -> None:
+    """One slot, or page, more for the first is three more for two others: there is no room for these 7."""
+    device(2**40)
+    model, part = CONFIGS["qwen3"](), 4 * SLOT * 64 // 96 if paged else 4 * SLOT
+    config = load_config(TrainConfig, job, SECTIONS)
+    roomy = estimate_memory(config, model, CUDA)
+    assert roomy.slots == 8 + 2 * 24 + 1
+    rest = roomy.total - roomy.uses["engine: KV cache"]
+    for parts in range(24, 60):
+        device(free := math.ceil((rest + parts * part) / 0.95))
+        tight = estimate_memory(config, model, CUDA)
+        assert tight.total <= 0.95 * free < tight.total + 7 * part + 1
+        assert tight.slots < roomy.slots
+    device(math.ceil((rest + (23 if paged else 11) * part) / 0.95))
+    with pytest.raises(ConfigError, match="the least of KV cache included"):
+        estimate_memory(config, model, CUDA)
+
+
+def test_what_to_lower_names_each_section_of_engines(job: Path, device: Callable[[int], None]) -> None:
+    device(2**20)
+    words = r"engine\.max_concurrent_sequences \(8\), engine\.1\.max_concurrent_sequences \(24\), engine\.2\.max_"
+    with pytest.raises(ConfigError, match=words):
+        estimate_memory(load_config(TrainConfig, job, SECTIONS), CONFIGS["qwen3"](), CUDA)
+
+
 def test_a_prefill_gathers_so_many_keys_at_most_or_those_of_one_sequence() -> None:
     """65,536: as 64 sequences of 1,024 tokens or of 8,192; of one that is longer, all. 64 numbers each, twice."""
     shape = DecoderShape.of(CONFIGS["qwen3"]())
@@ -450,6 +494,8 @@ def test_what_does_not_fit_a_device_is_refused_with_what_to_lower(job: Path, dev
     ):
         estimate_memory(load_config(TrainConfig, job), CONFIGS["qwen3"](), CUDA)
     device(2**33)
+    with pytest.raises(ConfigError, match=r"engine\.kv_cache_gib gives 1073 \(8[0-9]{9} bytes are free\); raise"):
+        estimate_memory(load_config(TrainConfig, job, ["engine.kv_cache_gib=1e-6"]), CONFIGS["qwen3"](), CUDA)
     with pytest.raises(ConfigError, match=r"engine: KV cache 9\.00 GiB"):
         estimate_memory(load_config(TrainConfig, job, ["engine.kv_cache_gib=9"]), CONFIGS["qwen3"](), CUDA)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,40 +40,62 @@ def cache_of(section: EngineSection, config: TrainConfig, first: CachePlan) -> C
     asked, slots = config.engine.max_concurrent_sequences, section.max_concurrent_sequences
     if slots == asked:
         return first
-    slots = max(1, first.slots * slots // asked)
+    fit = max(1, first.slots * slots // asked)
     if first.pages is None:
-        return in_slots(slots, first.max_context, first.slot_bytes)
-    pages = max(first.pages * slots // first.slots, pages_for(first.max_context))
-    return in_pages(slots, first.max_context, pages, first.page_bytes)
+        return in_slots(fit, first.max_context, first.slot_bytes)
+    pages = max(first.pages * slots // asked, pages_for(first.max_context))
+    return in_pages(fit, first.max_context, pages, first.page_bytes)
+
+
+def caches_bytes(config: TrainConfig, first: CachePlan) -> int:
+    """Of all engines but those that are lent, beside those of the first section, whose cache is `first`."""
+    return sum(each.count * cache_of(each, config, first).bytes_wanted for each in config.engine.sections)
+
+
+def as_many_as_first(config: TrainConfig) -> int:
+    """How many engines of the first section have as many sequences as all engines, lent ones included; rounded up."""
+    engine = config.engine
+    every = sum(each.count * each.max_concurrent_sequences for each in engine.sections)
+    return engine.lent + -(-every // engine.max_concurrent_sequences)
 
 
 def cache_beside(
     config: TrainConfig, model_config: Any, place: torch.device, free: int, uses: dict[str, int]
 ) -> CachePlan:
-    """The KV cache of each engine in what `uses` leave of a device. Raises ConfigError if they leave none."""
-    room = int((1 - SPARE) * free)
-    left, uses, engines = min(
-        (((room - sum(there.values())) // count, there, count) for there, count in beside_caches(config, uses)),
-        key=lambda time: time[0],
-    )
-    dtype = getattr(torch, engine_dtype(config))
-    paged = is_paged(place, model_config)
-    wanted = cache_shape(model_config).least_bytes(context_limit(model_config, config.engine), dtype, paged=paged)
+    """The KV cache of each engine of the first section in what `uses` leave of a device to all of them. Raises
+    ConfigError if they leave none."""
+    room, times = int((1 - SPARE) * free), beside_caches(config, uses)
+    left = room - max(sum(there.values()) for there, _ in times)
+    dtype, paged = getattr(torch, engine_dtype(config)), is_paged(place, model_config)
+
+    def within(budget: int) -> CachePlan:
+        given = config.engine.model_copy(update={"kv_cache_gib": budget / GIB})
+        return plan_cache(model_config, given, dtype, max(budget, left), paged=paged)
+
+    def needed(first: CachePlan) -> tuple[int, dict[str, int]]:
+        """At once, caches included, and what else there is then."""
+        caches = caches_bytes(config, first)
+        each = ((sum(there.values()) + caches + lent * first.bytes_wanted, there) for there, lent in times)
+        return max(each, key=lambda time: time[0])
+
+    least = cache_shape(model_config).least_bytes(context_limit(model_config, config.engine), dtype, paged=paged)
     if config.engine.kv_cache_gib is not None:
-        wanted = int(config.engine.kv_cache_gib * GIB)
-    caches = engines * wanted
-    if wanted > left:
+        least = int(config.engine.kv_cache_gib * GIB)
+    smallest = within(least)
+    size, uses = needed(replace(smallest, bytes_wanted=least))  # all that kv_cache_gib lets it take
+    if size > room:
         lower = what_to_lower(config, on_device=True)
         largest = sorted(uses.items(), key=lambda use: -use[1])[:MOST_TOLD]
         raise ConfigError(
-            f"this run needs {in_gib(sum(uses.values()) + caches)} on {place}, the least of KV cache included, and "
-            f"{in_gib(free)} are free there, of which a twentieth is kept back: "
-            + ", ".join(f"{use} {in_gib(size)}" for use, size in largest)
-            + f", {KV_CACHE} {in_gib(caches)}; {lower}, free memory there, or take a smaller model"
+            f"this run needs {in_gib(size)} on {place}, the least of KV cache included, and {in_gib(free)} are free "
+            "there, of which a twentieth is kept back: "
+            + ", ".join(f"{use} {in_gib(each)}" for use, each in largest)
+            + f", {KV_CACHE} {in_gib(size - sum(uses.values()))}; {lower}, free memory there, or take a smaller model"
         )
-    budget = left if config.engine.kv_cache_gib is None else wanted
-    given = config.engine.model_copy(update={"kv_cache_gib": budget / GIB})
-    return plan_cache(model_config, given, dtype, left, paged=paged)
+    if config.engine.kv_cache_gib is not None:
+        return smallest
+    budgets = range(least, left + 1)
+    return within(budgets[bisect_right(budgets, room, key=lambda budget: needed(within(budget))[0]) - 1])
 
 
 def plan_kv_cache(

@@ -53,10 +53,10 @@ def generating(config: TrainConfig, uses: Mapping[str, int], *, on_device: bool)
 
 
 def beside_caches(config: TrainConfig, uses: Mapping[str, int]) -> list[tuple[dict[str, int], int]]:
-    """Of a device, what is there at each time beside KV caches, and of how many engines these are then."""
-    engine = config.engine
-    found = [(generating(config, uses, on_device=True), engine.total + engine.lent)]
-    return [*found, (_without(uses, (OF_LENT,)), engine.total)] if engine.lent else found
+    """Of a device, what is there at each time beside KV caches, and how many of these are of lent engines then."""
+    lent = config.engine.lent
+    found = [(generating(config, uses, on_device=True), lent)]
+    return [*found, (_without(uses, (OF_LENT,)), 0)] if lent else found
 
 
 def _without(uses: Mapping[str, int], left_out: tuple[str, ...]) -> dict[str, int]:

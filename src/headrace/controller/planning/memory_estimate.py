@@ -27,8 +27,10 @@ from headrace.controller.planning.activations import (
 from headrace.controller.planning.cache_memory import (
     KV_CACHE,
     MOST_TOLD,
+    as_many_as_first,
     cache_beside,
     cache_of,
+    caches_bytes,
     engine_dtype,
     plan_kv_cache,
 )
@@ -140,8 +142,8 @@ def estimate_memory(
     if not engine:
         cache = CachePlan(slots=1, max_context=context_limit(model_config, config.engine), bytes_wanted=0)
     elif device.type == "cpu":
-        engines = config.engine.total + config.engine.lent
-        cache = plan_kv_cache(model_config, config.engine, engine_dtype(config), device, engines)
+        share = as_many_as_first(config)
+        cache = plan_kv_cache(model_config, config.engine, engine_dtype(config), device, share)
     else:
         cache = cache_beside(config, model_config, device, free, uses)
     kept: dict[str, int] = _off_device(config, models, device) if trainer else {}
@@ -151,8 +153,7 @@ def estimate_memory(
     if processes.count:
         (uses if device.type == "cpu" else kept)[f"{_PROCESSES} ({processes.count})"] = processes.size
     if engine:
-        caches = [(each.count, cache_of(each, config, cache)) for each in config.engine.sections]
-        uses[KV_CACHE] = sum(count * each.bytes_wanted for count, each in caches)
+        uses[KV_CACHE] = caches_bytes(config, cache)
         uses |= {f"{OF_LENT}KV cache": config.engine.lent * cache.bytes_wanted} if config.engine.lent else {}
     slots = _slots(config, cache) if engine else 1
     table = _table(config, model_config, cache)
@@ -349,18 +350,11 @@ def _activations(config: TrainConfig, models: Mapping[str, PlannedModel]) -> dic
     for name, (computes, budget) in scoring.items():
         if computes:
             uses[f"{name}: activations"] = scored_bytes(shapes[name], max(budget, longest), itemsize)
-    shape = shapes["trainer"]
-    slots, context = config.engine.max_concurrent_sequences, context_limit(model_config, config.engine)
-    prefilled, of_number = config.engine.prefill_tokens_per_step, ITEM_BYTES[engine_dtype(config)]
-    of_engine = {
-        "activations and logits": engine_bytes(shape, slots, prefilled, of_number, context),
-        "CUDA graphs": graphs_bytes(shape, slots, context),
-    }
-    if config.truncates:
-        most_kept = min(config.most_kept or shape.vocabulary, shape.vocabulary)
-        of_engine["kept sets that wait"] = waiting_kept_bytes(slots, most_kept)
-    for kind, count in (("engine: ", config.engine.total), (OF_LENT, config.engine.lent)):
-        uses |= {f"{kind}{use}": count * size for use, size in of_engine.items() if count}
+    engines = [("engine: ", each.count, each.max_concurrent_sequences) for each in config.engine.sections]
+    engines.append((OF_LENT, config.engine.lent, config.engine.max_concurrent_sequences))
+    for kind, count, slots in engines:
+        for use, size in _of_engine(config, models["trainer"].config, slots).items() if count else ():
+            uses[f"{kind}{use}"] = uses.get(f"{kind}{use}", 0) + count * size
     for judge in own_judges(config.rewards):
         asked = read_model_config(judge.path)
         shape, context = DecoderShape.of(asked), context_limit(asked, judge.engine)
@@ -369,6 +363,20 @@ def _activations(config: TrainConfig, models: Mapping[str, PlannedModel]) -> dic
         uses[f"judge {judge.path}: activations and logits"] = computed
         uses[f"judge {judge.path}: CUDA graphs"] = graphs_bytes(shape, slots, context)
     return uses
+
+
+def _of_engine(config: TrainConfig, model_config: Any, slots: int) -> dict[str, int]:
+    """What each embedded engine of so many slots has beside weights and cache."""
+    shape, context = DecoderShape.of(model_config), context_limit(model_config, config.engine)
+    prefilled, itemsize = config.engine.prefill_tokens_per_step, ITEM_BYTES[engine_dtype(config)]
+    found = {
+        "activations and logits": engine_bytes(shape, slots, prefilled, itemsize, context),
+        "CUDA graphs": graphs_bytes(shape, slots, context),
+    }
+    if config.truncates:
+        most_kept = min(config.most_kept or shape.vocabulary, shape.vocabulary)
+        found["kept sets that wait"] = waiting_kept_bytes(slots, most_kept)
+    return found
 
 
 def _in_table(config: TrainConfig, cache: CachePlan, of_sample: int) -> int:

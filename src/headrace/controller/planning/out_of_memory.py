@@ -38,6 +38,8 @@ def what_to_lower(config: Config, *, on_device: bool = False) -> str:
         if config.algorithm.needs_critic:
             keys["critic.max_tokens_per_microbatch"] = config.critic.max_tokens_per_microbatch
         keys["engine.max_concurrent_sequences"] = config.engine.max_concurrent_sequences
+        for number, section in enumerate(config.engine.beside, start=1):
+            keys[f"engine.{number}.max_concurrent_sequences"] = section.max_concurrent_sequences
         keys["engine.prefill_tokens_per_step"] = config.engine.prefill_tokens_per_step
     named = [f"{key} ({value})" for key, value in keys.items()]
     said = "lower " + (" or ".join([", ".join(named[:-1]), named[-1]]) if len(named) > 1 else named[0])
