@@ -16,7 +16,7 @@ from controller_jobs import CONFIGS, make_job
 
 from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.controller.building.episode_runners import policy_settings
-from headrace.controller.planning import cache_memory, free_memory
+from headrace.controller.planning import cache_memory, engine_memory, free_memory
 from headrace.controller.planning.activations import (
     DecoderShape,
     engine_bytes,
@@ -210,7 +210,8 @@ def test_memory_in_bfloat16_and_weights_by_disk(job: Path) -> None:
 @pytest.fixture
 def paged(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> bool:
     """Whether devices have the KV cache in pages, as where Triton is; by the test's parameter."""
-    monkeypatch.setattr(cache_memory, "is_paged", lambda place, model_config: request.param)
+    for module in (cache_memory, engine_memory):
+        monkeypatch.setattr(module, "is_paged", lambda place, model_config: request.param)
     return bool(request.param)
 
 
@@ -306,6 +307,39 @@ def test_what_to_lower_names_each_section_of_engines(job: Path, device: Callable
     words = r"engine\.max_concurrent_sequences \(8\), engine\.1\.max_concurrent_sequences \(24\), engine\.2\.max_"
     with pytest.raises(ConfigError, match=words):
         estimate_memory(load_config(TrainConfig, job, SECTIONS), CONFIGS["qwen3"](), CUDA)
+
+
+@pytest.mark.parametrize(("paged", "places"), [(False, 65 * 5), (True, 66 * 64)], indirect=["paged"])
+def test_the_swap_check_of_engines_that_take_copies_is_counted_by_hand(
+    job: Path, device: Callable[[int], None], paged: bool, places: int
+) -> None:
+    """64 samples of 5 tokens, decoded together with a cache of their own: 64 slots and a spare one, or a page each and
+    two that are nobody's. Four times their logits, and what a layer computes."""
+    device(2**40)
+    model, use = CONFIGS["qwen3"](), "engine: swap check"
+
+    def counted(*overrides: str, **more: bool) -> int | None:
+        return estimate_memory(load_config(TrainConfig, job, list(overrides)), model, CUDA, **more).uses.get(use)
+
+    layer = 2 * (2 * 32 + 8 * 64 + 4 * 64) + 6 * 32
+    one = 2 * places * SLOT // 96 + 64 * layer + 4 * 4 * 64 * model.vocab_size
+    assert counted("engine.dtype=bfloat16") == one, "converted"
+    assert counted("engine.dtype=bfloat16", "engine.process=true", "engine.replicas=3") == 3 * one
+    assert counted() is None, "they are handed the tensors themselves"
+    assert counted("engine.dtype=bfloat16", "rollouts_only=true", trainer=False) is None
+    by_turns = ["engine.colocated=true", "async.mode=sync", "engine.dtype=bfloat16"]
+    assert counted(*by_turns) is None, "it is over before they have their caches"
+
+
+def test_the_swap_check_of_an_engine_beside_a_server_is_longer(job: Path, device: Callable[[int], None]) -> None:
+    """8 samples of 33 tokens: the server has them as prompts."""
+    device(2**40)
+    model = CONFIGS["qwen3"]()
+    uses = estimate_memory(load_config(TrainConfig, job, ["engine.beside=[{kind: vllm}]"]), model, CUDA).uses
+    layer = 4 * (2 * 32 + 8 * 64 + 4 * 64) + 6 * 32
+    assert uses["engine: swap check"] in (
+        4 * places * SLOT // 96 + 8 * layer + 4 * 4 * 8 * model.vocab_size for places in (9 * 33, 10 * 64)
+    )
 
 
 def test_a_prefill_gathers_so_many_keys_at_most_or_those_of_one_sequence() -> None:

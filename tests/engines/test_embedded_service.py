@@ -230,6 +230,8 @@ class TestMemory:
         plan = plan_cache(self.config, EngineConfig(), torch.float32, free_bytes=room, paged=paged)
         cache = (PagedCache if paged else KeyValueCache)(shape, plan, torch.float32, torch.device("meta"))
         assert sum(layer.nbytes for layer in cache.layers) == plan.bytes_wanted <= room // 2
+        small = (PagedCache if paged else KeyValueCache)(shape, plan.of_size(6, 9), torch.float32, torch.device("meta"))
+        assert sum(layer.nbytes for layer in small.layers) == shape.full_bytes(6, 9, torch.float32, paged=paged)
 
     def test_pages_are_as_many_as_all_slots_can_fill_or_as_fit(self) -> None:
         """64 tokens each: 24,576 bytes; two for each sequence, and two that are nobody's."""

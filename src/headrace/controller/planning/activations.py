@@ -19,6 +19,8 @@ _FLOAT32 = 4
 _LOGITS_TRAINED = 4
 """Copies of the logits in float32: their own, their log-softmax, and the gradients of both."""
 _LOGITS_SCORED = 3
+_LOGITS_CHECKED = 4
+"""Those of a decode step and of the one before, and their log-softmax."""
 _LOGITS_SAMPLED = 5
 """Logits, probabilities, their sums, and what sorting or comparing them takes."""
 _KEPT_ID = 8
@@ -95,6 +97,11 @@ def engine_bytes(shape: DecoderShape, slots: int, prefill_tokens: int, itemsize:
     prefill = 2 * prefill_tokens * shape.layer_bytes(itemsize)
     gathered = 2 * itemsize * shape.attention * max(min(MOST_PLACES, slots * context), context)
     return prefill + gathered + _LOGITS_SAMPLED * _FLOAT32 * slots * shape.vocabulary
+
+
+def checked_bytes(shape: DecoderShape, samples: int, itemsize: int) -> int:
+    """Of a swap check's decode steps, each of a token of so many `samples`."""
+    return samples * (shape.layer_bytes(itemsize) + _LOGITS_CHECKED * _FLOAT32 * shape.vocabulary)
 
 
 def waiting_kept_bytes(slots: int, most_kept: int) -> int:

@@ -78,7 +78,7 @@ def cache_beside(
         each = ((sum(there.values()) + caches + lent * first.bytes_wanted, there) for there, lent in times)
         return max(each, key=lambda time: time[0])
 
-    least = cache_shape(model_config).least_bytes(context_limit(model_config, config.engine), dtype, paged=paged)
+    least = cache_shape(model_config).full_bytes(1, context_limit(model_config, config.engine), dtype, paged=paged)
     if config.engine.kv_cache_gib is not None:
         least = int(config.engine.kv_cache_gib * GIB)
     smallest = within(least)

@@ -20,6 +20,7 @@ _NOT_AT_THE_START = (
     "engine: activations",
     "engine: CUDA graphs",
     "engine: kept sets",
+    "engine: swap check",
     f"{OF_LENT}KV cache",
     f"{OF_LENT}activations",
     f"{OF_LENT}CUDA graphs",

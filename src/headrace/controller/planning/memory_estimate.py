@@ -22,7 +22,6 @@ from headrace.controller.planning.activations import (
     graphs_bytes,
     passes_bytes,
     scored_bytes,
-    waiting_kept_bytes,
 )
 from headrace.controller.planning.cache_memory import (
     KV_CACHE,
@@ -34,6 +33,7 @@ from headrace.controller.planning.cache_memory import (
     engine_dtype,
     plan_kv_cache,
 )
+from headrace.controller.planning.engine_memory import engine_uses
 from headrace.controller.planning.free_memory import SPARE, in_gib, pinned
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.memory_by_turns import OF_LENT, by_turns
@@ -66,6 +66,7 @@ _OF_TRAINING = (
     "teacher: ",
     "weight plane: ",
     "engine: next version",
+    "engine: swap check",
     "checkpoint: ",
 )
 """How uses begin that a run without an engine, and one without a trainer, does not have."""
@@ -134,7 +135,7 @@ def estimate_memory(
     models, free = planned_models(config, model_config), free_memory.free_bytes(device)
     parameters = models["trainer"].parameters
     uses = _fixed(config, models, device)
-    uses |= {} if device.type == "cpu" else _activations(config, models)
+    uses |= {} if device.type == "cpu" else _activations(config, models, device)
     left_out = (*(() if engine else _OF_ENGINE), *(() if trainer else _OF_TRAINING))
     uses = {use: size for use, size in uses.items() if not use.startswith(left_out)}
     if config.engine.colocated:  # what it has is dropped before
@@ -331,7 +332,7 @@ def _require_room(config: TrainConfig, place: str, free: int, uses: Mapping[str,
         )
 
 
-def _activations(config: TrainConfig, models: Mapping[str, PlannedModel]) -> dict[str, int]:
+def _activations(config: TrainConfig, models: Mapping[str, PlannedModel], device: torch.device) -> dict[str, int]:
     """Of all passes, at their height: the lanes compute at the same time."""
     model_config, itemsize = models["trainer"].config, ITEM_BYTES[config.model.dtype]
     shapes = {name: DecoderShape.of(model.config) for name, model in models.items()}
@@ -350,11 +351,7 @@ def _activations(config: TrainConfig, models: Mapping[str, PlannedModel]) -> dic
     for name, (computes, budget) in scoring.items():
         if computes:
             uses[f"{name}: activations"] = scored_bytes(shapes[name], max(budget, longest), itemsize)
-    engines = [("engine: ", each.count, each.max_concurrent_sequences) for each in config.engine.sections]
-    engines.append((OF_LENT, config.engine.lent, config.engine.max_concurrent_sequences))
-    for kind, count, slots in engines:
-        for use, size in _of_engine(config, models["trainer"].config, slots).items() if count else ():
-            uses[f"{kind}{use}"] = uses.get(f"{kind}{use}", 0) + count * size
+    uses |= engine_uses(config, model_config, device)
     for judge in own_judges(config.rewards):
         asked = read_model_config(judge.path)
         shape, context = DecoderShape.of(asked), context_limit(asked, judge.engine)
@@ -363,20 +360,6 @@ def _activations(config: TrainConfig, models: Mapping[str, PlannedModel]) -> dic
         uses[f"judge {judge.path}: activations and logits"] = computed
         uses[f"judge {judge.path}: CUDA graphs"] = graphs_bytes(shape, slots, context)
     return uses
-
-
-def _of_engine(config: TrainConfig, model_config: Any, slots: int) -> dict[str, int]:
-    """What each embedded engine of so many slots has beside weights and cache."""
-    shape, context = DecoderShape.of(model_config), context_limit(model_config, config.engine)
-    prefilled, itemsize = config.engine.prefill_tokens_per_step, ITEM_BYTES[engine_dtype(config)]
-    found = {
-        "activations and logits": engine_bytes(shape, slots, prefilled, itemsize, context),
-        "CUDA graphs": graphs_bytes(shape, slots, context),
-    }
-    if config.truncates:
-        most_kept = min(config.most_kept or shape.vocabulary, shape.vocabulary)
-        found["kept sets that wait"] = waiting_kept_bytes(slots, most_kept)
-    return found
 
 
 def _in_table(config: TrainConfig, cache: CachePlan, of_sample: int) -> int:

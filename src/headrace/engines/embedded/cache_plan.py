@@ -68,10 +68,10 @@ class CacheShape:
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         return 2 * self.layers * self.heads * self.head_dim * dtype.itemsize + self.routed
 
-    def least_bytes(self, context: int, dtype: torch.dtype, *, paged: bool) -> int:
-        """Of a cache for one sequence, what is spare included."""
-        tokens = (pages_for(context) + SPARE_PAGES) * PAGE_TOKENS if paged else (1 + SPARE_SLOTS) * context
-        return tokens * self.bytes_per_token(dtype)
+    def full_bytes(self, slots: int, context: int, dtype: torch.dtype, *, paged: bool) -> int:
+        """Of a cache for so many sequences of `context` tokens, what is spare included."""
+        in_whole_pages = (slots * pages_for(context) + SPARE_PAGES) * PAGE_TOKENS
+        return (in_whole_pages if paged else (slots + SPARE_SLOTS) * context) * self.bytes_per_token(dtype)
 
 
 def cache_shape(model_config: Any) -> CacheShape:
@@ -129,7 +129,7 @@ def plan_cache(
     `free_bytes` is of the device that holds the cache; the host's free memory unless given.
     """
     context, shape = context_limit(model_config, engine_config), cache_shape(model_config)
-    least, page = shape.least_bytes(context, dtype, paged=paged), PAGE_TOKENS * shape.bytes_per_token(dtype)
+    least, page = shape.full_bytes(1, context, dtype, paged=paged), PAGE_TOKENS * shape.bytes_per_token(dtype)
     free = psutil.virtual_memory().available if free_bytes is None else free_bytes
     if engine_config.kv_cache_gib is not None:
         budget = int(engine_config.kv_cache_gib * GIB)
