@@ -27,7 +27,7 @@ from headrace.controller.planning.activations import (
 )
 from headrace.controller.planning.cache_memory import plan_kv_cache
 from headrace.controller.planning.describe import describe_plan
-from headrace.controller.planning.memory_estimate import estimate_memory
+from headrace.controller.planning.memory_estimate import MemoryEstimate, estimate_memory
 from headrace.controller.planning.plan import make_plan
 from headrace.controller.planning.table_size import largest_group, table_bytes
 from headrace.engines.embedded.engine import EmbeddedEngine
@@ -396,6 +396,28 @@ def test_what_is_offloaded_is_the_hosts(job: Path, device: Callable[[int], None]
     assert found.on_host == {"trainer: float32 weights, moments": 12 * numbers, **copied}
     on_cpu = estimate_memory(load_config(TrainConfig, job, overrides), model, CPU)
     assert on_cpu.uses["trainer: AdamW moments (float32)"] == 8 * numbers
+
+
+def test_a_hybrid_reference_is_a_copy_of_what_its_trainer_has(job: Path, device: Callable[[int], None]) -> None:
+    """Of a model that ranks cut up in parts, of the masters; it sleeps with the trainer, in pinned memory."""
+    device(2**40)
+    model, use = CONFIGS["qwen3"](), "reference: weights"
+    numbers = count_parameters(model)
+    hybrid = ["algorithm.kl.coefficient=0.1", "reference.placement=hybrid", "model.dtype=bfloat16"]
+    parts = [*hybrid, "trainer.placement=process", "trainer.layout={dp: 3, zero: 2}", "reference.refresh_every=2"]
+
+    def estimate(place: torch.device, *overrides: str) -> MemoryEstimate:
+        return estimate_memory(load_config(TrainConfig, job, list(overrides)), model, place)
+
+    whole = estimate(CUDA, *hybrid, "async.mode=sync", "engine.colocated=true")
+    assert whole.uses[use] == 2 * numbers
+    assert whole.on_host["reference: weights, asleep"] == 2 ** math.ceil(math.log2(2 * numbers))
+    assert estimate(CUDA, *parts).uses[use] == -(-4 * numbers // 3)
+    on_cpu = estimate(CPU, *parts)
+    assert (on_cpu.uses[use], on_cpu.uses["checkpoint: copy while it is written"]) == (4 * numbers, 16 * numbers)
+    offloaded = estimate(CUDA, *parts, "trainer.optimizer.offload=true")
+    assert use not in offloaded.uses
+    assert offloaded.on_host[use] == 3 * -(-4 * numbers // 3)
 
 
 def test_a_critic_in_bfloat16_has_weights_to_compute_with(job: Path) -> None:

@@ -30,6 +30,7 @@ class OwnReference:
 
     def keep(self, weights: TrainedWeights) -> None:
         """As they are now."""
+        self._copy = None  # its memory is the newer one's
         self._copy = weights.copy()
 
     @contextmanager

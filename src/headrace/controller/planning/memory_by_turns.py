@@ -48,9 +48,14 @@ def generating(config: TrainConfig, uses: Mapping[str, int], *, on_device: bool)
     if not (config.engine.colocated or config.engine.lent):
         return dict(uses)
     given_back: tuple[str, ...] = _OF_TRAINING if on_device else _WORKED_OUT_AGAIN
-    if on_device and config.algorithm.needs_reference and config.reference.placement == "hybrid":
+    if on_device and keeps_reference(config):
         given_back = (*given_back, "reference: ")
     return _without(uses, given_back)
+
+
+def keeps_reference(config: TrainConfig) -> bool:
+    """Whether the trainer has a copy of its own weights, which sleeps with it."""
+    return config.algorithm.needs_reference and config.reference.placement == "hybrid"
 
 
 def beside_caches(config: TrainConfig, uses: Mapping[str, int]) -> list[tuple[dict[str, int], int]]:

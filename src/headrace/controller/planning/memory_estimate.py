@@ -36,12 +36,19 @@ from headrace.controller.planning.cache_memory import (
 from headrace.controller.planning.engine_memory import engine_uses
 from headrace.controller.planning.free_memory import SPARE, in_gib, pinned
 from headrace.controller.planning.judges import own_judges
-from headrace.controller.planning.memory_by_turns import OF_LENT, by_turns
+from headrace.controller.planning.memory_by_turns import OF_LENT, by_turns, keeps_reference
 from headrace.controller.planning.out_of_memory import what_to_lower
 from headrace.controller.planning.planned_model import PlannedModel, planned_models
 from headrace.controller.planning.run_processes import NO_PROCESSES, RunProcesses, check_room
 from headrace.controller.planning.table_size import most_sampled, table_bytes
-from headrace.controller.planning.trained_memory import gathered, scored_bytes_of, trained_bytes_of, trainer_uses
+from headrace.controller.planning.trained_memory import (
+    gathered,
+    hybrid_bytes_of,
+    kept_dtype,
+    scored_bytes_of,
+    trained_bytes_of,
+    trainer_uses,
+)
 from headrace.controller.planning.transports import transport_of
 from headrace.engines.embedded.cache_plan import CachePlan, context_limit
 from headrace.models.experts import routed_bytes
@@ -245,8 +252,8 @@ def _fixed(config: TrainConfig, models: Mapping[str, PlannedModel], device: torc
         if layout.stage:
             uses[f"{name}: weights gathered for a pass"] = trainer_bytes * gathered(layout, models[name], device)
 
-    if algorithm.needs_reference and config.reference.placement == "hybrid":
-        uses["reference: weights"] = layout.model_replicas * trainer_bytes * parameters
+    if keeps_reference(config):
+        uses["reference: weights"], _ = hybrid_bytes_of(config.trainer, policy, config.model.dtype, device)
     elif algorithm.needs_reference:
         scores("reference", config.reference.layout)
     if config.copies_proximal:
@@ -282,6 +289,8 @@ def _off_device(config: TrainConfig, models: Mapping[str, PlannedModel], device:
         f"{name}: float32 weights, moments": trained_bytes_of(own, models[name], config.model.dtype, device).off_device
         for name, own in _trained(config).items()
     }
+    if keeps_reference(config):
+        _, found["reference: weights"] = hybrid_bytes_of(config.trainer, models["trainer"], config.model.dtype, device)
     wanted, free = sum(found.values()), free_memory.free_bytes(torch.device("cpu"))
     if wanted > free:
         raise ConfigError(
@@ -298,7 +307,8 @@ def _copied(config: TrainConfig, models: Mapping[str, PlannedModel], device: tor
     taken = pinned if device.type != "cpu" else int
     wanted = sum(_STATE_TENSORS * taken(ITEM_BYTES["float32"] * numbers) for numbers in trained)
     if config.algorithm.needs_reference and config.reference.refresh_every is not None:
-        wanted += sum(taken(ITEM_BYTES[config.model.dtype] * numbers) for numbers in models["trainer"].sizes)
+        dtype = kept_dtype(config.trainer.layout, config.model.dtype) if keeps_reference(config) else config.model.dtype
+        wanted += sum(taken(ITEM_BYTES[dtype] * numbers) for numbers in models["trainer"].sizes)
     if device.type != "cpu" and wanted > (free := free_memory.free_bytes(torch.device("cpu"))):
         raise ConfigError(
             f"a checkpoint is written beside training, from a copy that takes {in_gib(wanted)} of this host's memory, "
@@ -314,11 +324,15 @@ def _asleep(config: TrainConfig, models: Mapping[str, PlannedModel], device: tor
     trained = {
         name: trained_bytes_of(own, models[name], config.model.dtype, device) for name, own in _trained(config).items()
     }
-    return {
+    found = {
         f"{name}: float32 weights and moments, asleep": pinned(each.weights) + 2 * pinned(each.moments // 2)
         for name, each in trained.items()
         if each.weights + each.moments
     }
+    if keeps_reference(config):
+        size, _ = hybrid_bytes_of(config.trainer, models["trainer"], config.model.dtype, device)
+        found["reference: weights, asleep"] = pinned(size)
+    return {use: size for use, size in found.items() if size}
 
 
 def _require_room(config: TrainConfig, place: str, free: int, uses: Mapping[str, int], turn: str, size: int) -> None:
@@ -341,7 +355,7 @@ def _activations(config: TrainConfig, models: Mapping[str, PlannedModel], device
     uses = {}
     for name, own in _trained(config).items():
         uses[f"{name}: activations"] = passes_bytes(own, shapes[name], longest, itemsize, checkpointing=checkpointing)
-    own_reference = algorithm.needs_reference and config.reference.placement != "hybrid"
+    own_reference = algorithm.needs_reference and not keeps_reference(config)
     scoring = {
         "reference": (own_reference, config.reference.max_tokens_per_microbatch),
         "proximal": (config.copies_proximal, config.proximal.max_tokens_per_microbatch),

@@ -78,6 +78,21 @@ def scored_bytes_of(layout: LayoutConfig, model: PlannedModel, dtype: str, devic
     return -(-ITEM_BYTES[dtype] * fullest // layout.ranks_of_pp_stage) if layout.stage else one
 
 
+def hybrid_bytes_of(own: TrainerConfig, model: PlannedModel, dtype: str, device: torch.device) -> tuple[int, int]:
+    """Of the copy that a trainer keeps of its own weights, where it computes, as `scored_bytes_of`; and in the host's
+    memory beside a device. Of a model that ranks cut up it is of the masters."""
+    layout = own.layout
+    size = scored_bytes_of(layout, model, kept_dtype(layout, dtype), device)
+    if layout.stage and own.optimizer.offload and device.type != "cpu":
+        return 0, size * layout.ranks
+    return size, 0
+
+
+def kept_dtype(layout: LayoutConfig, dtype: str) -> str:
+    """Of the copy that a trainer keeps of its own weights."""
+    return "float32" if layout.stage else dtype
+
+
 def gathered(layout: LayoutConfig, model: PlannedModel, device: torch.device) -> int:
     """Weights that ranks have beside their own parts at the height of a pass: all of their stage (ZeRO-2), or those of
     a layer and of what is outside of layers; of experts that ranks share, their own. All ranks in the host's memory,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from headrace.training.optimizer.exchanged import exchanged
 
 _AT_ONCE = 1 << 25
 _ALIGNMENT = 32
@@ -67,15 +69,9 @@ class FlatParameters:
                 part = slice(begin, begin + _AT_ONCE)
                 self.compute[part].copy_(self.master[part])
 
-    @contextmanager
-    def holding(self, values: Tensor) -> Iterator[None]:
-        """Compute with other weights, flat like `compute`, for a while."""
-        own = self.compute.clone()
-        self.compute.copy_(values)
-        try:
-            yield
-        finally:
-            self.compute.copy_(own)
+    def holding(self, values: Tensor) -> AbstractContextManager[None]:
+        """Compute with other weights, flat like `compute`, for a while, in which `values` holds the present ones."""
+        return exchanged(self.compute.split(_AT_ONCE), values.split(_AT_ONCE))
 
     def named(self, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The parameters' parts of `flat`, by name, in the model's order."""

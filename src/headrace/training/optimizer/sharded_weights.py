@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from math import prod
 
@@ -15,6 +15,7 @@ from headrace.models.parallel.stages import Outline
 from headrace.training.layouts.group import RankGroup
 from headrace.training.layouts.sharded_pieces import piece_of
 from headrace.training.optimizer.adamw import FusedAdamW, OptimizerSettings, Trained
+from headrace.training.optimizer.exchanged import exchanged
 from headrace.training.optimizer.parked import Parking
 from headrace.training.pieces import Piece
 from headrace.training.replicas import Replicas
@@ -134,15 +135,9 @@ class ShardedWeights:
         """See `TrainedWeights.copy`."""
         return [master.detach().clone() for master in self._masters.values()]
 
-    @contextmanager
-    def holding(self, copy: list[Tensor]) -> Iterator[None]:
+    def holding(self, copy: list[Tensor]) -> AbstractContextManager[None]:
         """See `TrainedWeights.holding`."""
-        own = self.copy()
-        self._set(copy)
-        try:
-            yield
-        finally:
-            self._set(own)
+        return exchanged([*self._masters.values()], copy)
 
     @torch.no_grad()
     def named(self, copy: list[Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -211,11 +206,6 @@ class ShardedWeights:
 
     def publish(self) -> None:
         """See `TrainedWeights.publish`: FSDP2 gathers from the masters."""
-
-    @torch.no_grad()
-    def _set(self, values: list[Tensor]) -> None:
-        for master, value in zip(self._masters.values(), values, strict=True):
-            master.copy_(value)
 
 
 def _copies(parameter: DTensor) -> int:

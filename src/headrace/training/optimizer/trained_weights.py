@@ -43,7 +43,7 @@ class TrainedWeights(Protocol):
         """This rank's weights as they are now, in the form that only this class knows."""
 
     def holding(self, copy: list[Tensor]) -> AbstractContextManager[None]:
-        """Compute with a `copy` for a while."""
+        """Compute with a `copy` for a while, in which it holds the weights: there is no third set of them."""
 
     def named(self, copy: list[Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
         """All weights, or those of a `copy`, by Hugging Face name, whole, in compute dtype, tied ones once. The next

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -82,11 +82,9 @@ class WholeWeights:
         """See `TrainedWeights.copy`."""
         return [self._flat.compute.clone()]
 
-    @contextmanager
-    def holding(self, copy: list[Tensor]) -> Iterator[None]:
+    def holding(self, copy: list[Tensor]) -> AbstractContextManager[None]:
         """See `TrainedWeights.holding`."""
-        with self._flat.holding(copy[0]):
-            yield
+        return self._flat.holding(copy[0])
 
     def named(self, copy: list[Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
         """See `TrainedWeights.named`. Views: the next step changes them."""
