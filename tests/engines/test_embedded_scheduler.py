@@ -319,20 +319,62 @@ def test_the_wait_of_a_nearly_full_engine_ends_after_eight_steps() -> None:
     assert held == 8
 
 
-def test_what_is_partly_prefilled_begins_again_where_others_give_way_to_another_client() -> None:
-    """Its pages are at the slot of whoever heads the queue, and those that gave way head it."""
+def partly_prefilled(client: tuple[str, ...], room: int = 2) -> tuple[PretendEngine, list[Sequence], Sequence]:
+    """Two of client a run; a prompt of 62 tokens, 16 pages, is prefilled by five at a time."""
     engine = PretendEngine(5, 5, pages=36)
     running = [Sequence(request(str(i), [i], 40, client=("a", "1")), 256) for i in range(2)]
     for one in running:
         engine.scheduler.add(one)
     engine.step()
-    long = Sequence(request("long", [9] * 62, 2, client=("a", "2")), 256)
+    long = Sequence(request("long", [9] * 62, room, client=client), 256)
     engine.scheduler.add(long)
     engine.step()
     assert engine.scheduler.partial == (2, long)
+    return engine, running, long
+
+
+def test_what_is_partly_prefilled_begins_again_where_others_give_way_to_another_client() -> None:
+    """Its pages are at the slot of whoever heads the queue, and those that gave way head it."""
+    engine, running, long = partly_prefilled(("a", "2"))
     other = Sequence(request("other", [8] * 129, 2, client=("b", "3")), 256)
     engine.scheduler.add(other)
     engine.step()
     assert len(engine.scheduler.running) < 2, "one gave way"
     while not all(one.is_finished for one in (*running, long, other)):
+        engine.step()
+
+
+def test_the_pages_of_what_is_partly_prefilled_are_no_room_for_another_client() -> None:
+    """As many as it needs: it goes first, as its client has nothing, and nobody else has to give way for it."""
+    engine, running, long = partly_prefilled(("a", "2"))
+    other = Sequence(request("other", [8] * 61, 2, client=("b", "3")), 256)
+    engine.scheduler.add(other)
+    engine.step()
+    assert engine.scheduler.partial == (2, other)
+    while not all(one.is_finished for one in (*running, long, other)):
+        engine.step()
+
+
+def test_nobody_gives_way_to_a_client_that_has_begun() -> None:
+    """It is being prefilled, whatever else of the others finds no room."""
+    engine, running, long = partly_prefilled(("b", "2"))
+    for i in range(3):
+        engine.scheduler.add(Sequence(request(f"more {i}", [7] * 129, 2, client=("a", str(i))), 256))
+    for _ in range(9):
+        before = long.cached
+        engine.step()
+        assert long.cached == before + 5
+        assert engine.scheduler.running == running
+
+
+def test_nobody_gives_way_before_those_who_wait_for_what_is_partly_prefilled_could_begin() -> None:
+    engine, running, long = partly_prefilled(("b", "2"), room=20)
+    other = Sequence(request("other", [8] * 100, 2, client=("c", "3")), 256)
+    engine.scheduler.add(other)
+    while long not in engine.scheduler.running:
+        assert engine.scheduler.running == running
+        engine.step()
+    engine.step()
+    assert len([one for one in engine.scheduler.running if one in running]) < 2
+    while not other.is_finished:
         engine.step()

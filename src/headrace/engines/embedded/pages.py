@@ -34,8 +34,9 @@ class PageTable:
     def free(self) -> int:
         return len(self._free)
 
-    def lacks(self, slot: int, tokens: int, shared: int = 0) -> int:
-        return max(pages_for(tokens, self.page_tokens) - len(self.slots[slot]) - shared // self.page_tokens, 0)
+    def lacks(self, slot: int | None, tokens: int, shared: int = 0) -> int:
+        had = 0 if slot is None else len(self.slots[slot])
+        return max(pages_for(tokens, self.page_tokens) - had - shared // self.page_tokens, 0)
 
     def extend(self, slot: int, tokens: int) -> None:
         for _ in range(self.lacks(slot, tokens)):

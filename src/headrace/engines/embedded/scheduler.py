@@ -251,25 +251,39 @@ class Scheduler:
         that each client has one. Then bring those that wait into their order."""
         if not self._several_clients or not self._queue:
             return []
-        moves: list[Copy] = []
-        may_start = [sequence for sequence in self._queue if self._may_start(sequence, version)]
-        if not self.has_free_slot or not all(map(self._has_room_for, may_start)):
-            slots = to_give_way(may_start, self.running)
-            if slots:
-                self.restart_partial()  # others head the queue then
-            gone = [self.running[slot] for slot in slots]
-            moves = self.retire(slots)
-            self._wait_again(gone)
+        lacking = self._lacking(version)
+        if (begun := self.partial) is not None:
+            lacking = self._lacking(version) if self._makes_room(begun[1], lacking) else []
+        slots = to_give_way(lacking, self.running)
+        gone = [self.running[slot] for slot in slots]
+        moves = self.retire(slots)
+        self._wait_again(gone)
         if self.has_free_slot:
             partial = [self._queue.popleft()] if self._queue[0].cached else []
             self._queue = deque([*partial, *fair_order(self._queue, self.running)] if self._queue else partial)
         return moves
 
+    def _lacking(self, version: Version) -> list[Sequence]:
+        """Those that wait, and may start, and find no slot, or no room beside those that run or are about to."""
+        waiting = [one for one in self._queue if not one.cached and self._may_start(one, version)]
+        return [one for one in waiting if not self._has_room_for(one)] if self.has_free_slot else waiting
+
+    def _makes_room(self, partial: Sequence, lacking: list[Sequence]) -> bool:
+        """Whether what is partly prefilled waits again, since somebody is to make room for another client, whose turn
+        is before its own. Otherwise it goes on first, and whoever made room now would do so too early."""
+        gives = to_give_way(lacking, [*self.running, partial])
+        if not gives or fair_order([partial, *lacking], self.running)[0] is partial:
+            return False
+        self.restart_partial()
+        return True
+
     def _has_room_for(self, sequence: Sequence, shared: int = 0) -> bool:
-        """Whether it has its part of the storage, or may take it, as the next that runs. `shared`: tokens that another
-        has too."""
-        lacks = self._storage.lacks(len(self.running), sequence.length, shared)
-        return not lacks or lacks + len(self.running) <= self._storage.free
+        """Whether it has its part of the storage, or may take it, as the next that runs: next but one, where another is
+        partly prefilled. `shared`: tokens that another has too."""
+        goes_first = 0 if sequence.cached or self.partial is None else 1
+        slot = None if goes_first else len(self.running)
+        lacks = self._storage.lacks(slot, sequence.length, shared)
+        return not lacks or lacks + len(self.running) + goes_first <= self._storage.free
 
     def _may_start(self, sequence: Sequence, version: Version) -> bool:
         if not self.admitting and not sequence.in_flight:

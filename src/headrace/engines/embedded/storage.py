@@ -22,8 +22,9 @@ class Storage(Protocol):
     def free(self) -> int:
         """Parts that nobody has."""
 
-    def lacks(self, slot: int, tokens: int, shared: int = 0) -> int:
-        """Parts that the slot would have to take for so many tokens, the first `shared` of which another slot has."""
+    def lacks(self, slot: int | None, tokens: int, shared: int = 0) -> int:
+        """Parts that the slot would have to take for so many tokens, the first `shared` of which another slot has.
+        None: one that has nothing."""
 
     def extend(self, slot: int, tokens: int) -> None:
         """Give the slot room for so many tokens. There have to be as many parts free as it lacks."""
@@ -44,7 +45,7 @@ class WholeSlots:
 
     free = 0
 
-    def lacks(self, slot: int, tokens: int, shared: int = 0) -> int:
+    def lacks(self, slot: int | None, tokens: int, shared: int = 0) -> int:
         return 0
 
     def extend(self, slot: int, tokens: int) -> None:
