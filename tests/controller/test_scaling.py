@@ -259,7 +259,7 @@ def test_an_engine_that_is_being_made_and_is_not_wanted_any_more_is_made_no_furt
 
 def test_one_that_is_wanted_still_is_made_and_the_command_before_asks_for_no_more() -> None:
     async def main(runtime: VirtualRuntime) -> None:
-        ends, pool, hires = await scaled(runtime, "made", 4, 3)
+        ends, _, hires = await scaled(runtime, "made", 4, 3)
         assert ends == [
             (600.0, ["engines: 2", "engines: 2, and not 4: 3 were asked for meanwhile"]),
             (1200.0, ["engines: 3"]),

@@ -478,7 +478,7 @@ def test_a_worker_that_is_too_long_in_the_making_is_ended() -> None:
 @pytest.mark.parametrize("after_s", [0.0, 3.0], ids=["at once", "as it loads"])
 def test_one_that_is_made_and_not_wanted_any_more_is_ended_at_once(anew: bool, after_s: float) -> None:
     async def main() -> None:
-        async with probes(2, replace(APART, start_s=120)) as (runtime, workers):
+        async with probes(2, replace(APART, start_s=120)) as (_, workers):
             began = time.monotonic()
             slow = Spec("slow", hangs_s=100.0)
             if anew:
