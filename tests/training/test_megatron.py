@@ -168,7 +168,7 @@ def test_a_checkpoint_goes_on_with_the_other_back_end(tmp_path: Path, name: str,
     begun.keep_reference()
     step(begun, given, WHOLE, 0)
     begun.save(tmp_path / "begun")
-    begun.saved_reference(copies=False).write(tmp_path / "reference")
+    begun.saved_reference().write(tmp_path / "reference")
     saved = masters(begun)
     other = trainer(name, megatron=not first, optimizer=FAST)
     step(other, given[:3], WHOLE, 0)  # its own are others by now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +36,10 @@ def weights(one: HFTrainer) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in one.tensors()}
 
 
+def masters(one: HFTrainer) -> dict[str, torch.Tensor]:
+    return {name: piece.tensor for name, piece in one._weights.state().items()}
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_within_a_pass_the_copy_holds_the_weights(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flat_buffers, "_AT_ONCE", 1000)
@@ -64,6 +69,26 @@ def test_a_newer_copy_takes_the_place_of_the_last(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(own, "copy", copied)
     one.keep_reference()
     assert seen == [before]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_saved_while_a_pass_is_under_the_copy_is_what_was_there(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Though it is written without a copy beside training: passes of the reference go on."""
+    one = stepped(dtype)
+    now, first = weights(one), weights(trainer(dtype))
+    state = {name: tensor.clone() for name, tensor in masters(one).items()}
+    saved, kept, reference = one.saved(copies=False), one.saved_reference(), one._reference
+    with reference.in_place(one._weights):
+        saved.write(tmp_path / "all")
+        kept.write(tmp_path / "reference")
+    again = trainer(dtype)
+    again.keep_reference()
+    again.load(tmp_path / "all")
+    again.load_reference(tmp_path / "reference")
+    assert all(torch.equal(now[name], tensor) for name, tensor in again.tensors())
+    assert all(torch.equal(state[name], tensor) for name, tensor in masters(again).items())
+    with again._reference.in_place(again._weights):
+        assert all(torch.equal(first[name], tensor) for name, tensor in again.tensors())
 
 
 def test_tensors_of_any_layout_are_exchanged() -> None:

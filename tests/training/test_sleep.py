@@ -124,7 +124,7 @@ def test_one_that_is_asked_while_it_sleeps_says_so_and_is_as_it_was(tmp_path: Pa
         asleep.keep_reference,
         lambda: asleep.save(tmp_path / "other"),
         lambda: asleep.export(tmp_path / "other"),
-        lambda: asleep.saved_reference(copies=True),
+        lambda: asleep.saved_reference(),
         lambda: asleep.load(tmp_path / "saved"),
         lambda: asleep.load_reference(tmp_path / "saved"),
         lambda: asleep.begin_from(tmp_path / "saved", masters=True, optimizer=True),

@@ -105,7 +105,8 @@ class HybridReference:
         self._trainer = trainer
 
     def saved(self, *, copies: bool) -> SavedWeights:
-        return self._trainer.saved_reference(copies=copies)
+        """Always a copy."""
+        return self._trainer.saved_reference()
 
     def load(self, path: Path) -> None:
         self._trainer.load_reference(path)

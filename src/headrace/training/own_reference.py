@@ -39,11 +39,12 @@ class OwnReference:
         with weights.holding(self._kept):
             yield
 
-    def saved(self, weights: TrainedWeights, dtype: torch.dtype, *, copies: bool, leads: bool) -> SavedWeights:
-        """What this rank writes of it, in `dtype`. `copies`: see `Trainer.saved`. `leads`: it is the first rank."""
+    def saved(self, weights: TrainedWeights, dtype: torch.dtype, *, leads: bool) -> SavedWeights:
+        """What this rank writes of it, in `dtype`: a copy, since passes go on while that is written, in which it holds
+        the weights. `leads`: it is the first rank."""
         shapes = {name: tensor.shape for name, tensor in weights.outlines().items()}
         files, pieces = PartedFiles(tensors_of(shapes, dtype), WEIGHTS), weights.pieces(self._kept)
-        return SavedWeights(files, copied(pieces) if copies else pieces, leads)
+        return SavedWeights(files, copied(pieces), leads)
 
     def load(self, path: Path, weights: TrainedWeights) -> None:
         """What was written of it. Raises CheckpointError."""

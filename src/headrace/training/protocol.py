@@ -145,8 +145,8 @@ class Trainer(Protocol):
 
     def saved(self, *, copies: bool) -> Saved:
         """All that `load` needs, with a loadable Hugging Face folder in `model/`, to be written: as it is now, whatever
-        the trainer does afterwards; without `copies` it is to be written before the trainer does anything. By all
-        ranks."""
+        the trainer does afterwards; without `copies` it is to be written before the trainer does anything, but for
+        passes under the copy that it keeps of its own weights. By all ranks."""
 
     def save(self, path: Path) -> None:
         """Write that into the folder `path`."""

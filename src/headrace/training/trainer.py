@@ -373,9 +373,9 @@ class HFTrainer:
             return self.logprobs(micro)
 
     @torch.no_grad()
-    def saved_reference(self, *, copies: bool) -> SavedWeights:
-        """The weights of `keep_reference`, as `saved`."""
-        return self._reference.saved(self._weights, self._dtype, copies=copies, leads=self.is_first)
+    def saved_reference(self) -> SavedWeights:
+        """The weights of `keep_reference`, as `saved`: always a copy."""
+        return self._reference.saved(self._weights, self._dtype, leads=self.is_first)
 
     @torch.no_grad()
     def load_reference(self, path: Path) -> None:
@@ -398,6 +398,7 @@ class HFTrainer:
     @torch.no_grad()
     def saved(self, *, copies: bool) -> SavedTrainer:
         state, device = self._weights.state(), self._lm.device
+        copies = copies or self._reference.is_wanted  # whose passes have it change places with what would be written
         if copies:
             state = copied(state)
         ranks, rank = (1, 0) if self._ranks is None else (self._layout.size, self._ranks.rank)

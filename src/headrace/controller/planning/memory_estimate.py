@@ -169,7 +169,7 @@ def estimate_memory(
         table[_AT_RELAYS] = config.relays * 2 * ITEM_BYTES[config.model.dtype] * parameters
     if trainer and (sent := _sent(config, parameters)):
         (uses if device.type == "cpu" else kept)[_SENT] = sent
-    if trainer and config.checkpoint.background:
+    if trainer and (config.checkpoint.background or keeps_reference(config)):
         (uses if device.type == "cpu" else kept)[_COPY] = _copied(config, models, device)
     if trainer and (begun := _begun(config, models)):
         (uses if device.type == "cpu" else kept)[_BEGUN] = begun
@@ -310,10 +310,12 @@ def _copied(config: TrainConfig, models: Mapping[str, PlannedModel], device: tor
         dtype = kept_dtype(config.trainer.layout, config.model.dtype) if keeps_reference(config) else config.model.dtype
         wanted += sum(taken(ITEM_BYTES[dtype] * numbers) for numbers in models["trainer"].sizes)
     if device.type != "cpu" and wanted > (free := free_memory.free_bytes(torch.device("cpu"))):
+        beside, mend = "training", "set checkpoint.background to false, so that training waits while it is written"
+        if keeps_reference(config):
+            beside, mend = "passes of a hybrid reference", "use reference.placement: own"
         raise ConfigError(
-            f"a checkpoint is written beside training, from a copy that takes {in_gib(wanted)} of this host's memory, "
-            f"and {in_gib(free)} are free; set checkpoint.background to false, so that training waits while it is "
-            "written, or free memory"
+            f"a checkpoint is written beside {beside}, from a copy that takes {in_gib(wanted)} of this host's memory, "
+            f"and {in_gib(free)} are free; {mend}, or free memory"
         )
     return wanted
 
