@@ -10,20 +10,23 @@ from typing import Any
 
 import pytest
 
+from headrace.controller.building.step_ends import Refreshes
 from headrace.controller.going_back import GoingBack
 from headrace.runtime.workers import WorkerLost
+from headrace.weights.version import Version
 
 
 class Reached(Exception):
     """What the test is about has come."""
 
 
+async def nothing(*given: object) -> None: ...
+
+
 def test_one_that_is_lost_as_the_commit_is_loaded_is_not_healed_but_loads_it_again() -> None:
     """The others may have the commit's state by then, of which the flow knows nothing: healed, the run would go on from
     the version that it left with weights of the one before."""
     asked, loaded, renewed = list[str](), list[Path | None](), list[str]()
-
-    async def nothing(*given: object) -> None: ...
 
     async def now(*given: object) -> None:
         return None
@@ -56,9 +59,10 @@ def test_one_that_is_lost_as_the_commit_is_loaded_is_not_healed_but_loads_it_aga
         turns=of(train=nothing),
         recorder=of(event=says),
         actor=of(forget_step=says),
-        models=of(renew={"trainer": renew}, refreshed=None, critic=None),
+        models=of(renew={"trainer": renew}, critic=None),
+        refreshes=of(have_begun=False),
     )
-    plan = of(replay=None, config=of(reference=of(refresh_every=None), runtime=of(restarts=of(most=9, window_s=600.0))))
+    plan = of(replay=None, config=of(runtime=of(restarts=of(most=9, window_s=600.0))))
     store = of(checkpoints=of(newest=lambda: commit), files=None)
     runtime = of(clock=of(now=lambda: 0.0, sleep=nothing), compute=now)
 
@@ -72,3 +76,93 @@ def test_one_that_is_lost_as_the_commit_is_loaded_is_not_healed_but_loads_it_aga
     asyncio.run(main())
     assert asked == ["trainer"]
     assert (loaded, renewed) == ([Path("step_2")] * 2, ["trainer"] * 2)
+
+
+def test_a_return_that_another_loss_interrupts_is_recorded_and_scorers_know_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lost as the first version of the branch leaves, and healed then."""
+    of: Any = SimpleNamespace
+    done, asked = list[str](), list[str]()
+
+    class Healing:
+        def forget(self) -> None: ...
+
+        async def after(self, kind: str, told: object) -> bool:
+            asked.append(kind)
+            return len(asked) > 1
+
+    async def leaves() -> None:
+        done.append("leaves")
+        raise WorkerLost(1, "it ended", worker="trainer/1")
+
+    async def told(self: GoingBack, restored: Any) -> None:
+        done.append("told")
+
+    def says(*given: object) -> None: ...
+
+    commit = of(path=Path("step_2"), number=2, verify=says)
+    parts = of(
+        checkpointer=of(committed=2, forget=nothing),
+        context=of(refs=None),
+        flow=of(batch=5, go_back=lambda commit, trained: of(branch=1, number=2), left=dict),
+        branch=0,
+        turns=of(train=nothing, generate=nothing),
+        recorder=of(event=lambda kind, told: done.append(kind)),
+        actor=of(forget_step=says, begin_again=leaves),
+        critic=None,
+        scorers=[of(begin_again=lambda: done.append("a scorer knows"))],
+        models=of(renew={"trainer": nothing}, critic=None),
+        refreshes=of(have_begun=False),
+    )
+    plan = of(replay=None, config=of(runtime=of(restarts=of(most=9, window_s=600.0))))
+    store = of(checkpoints=of(newest=lambda: commit), files=None, ledger=of(trained_since=says), journal=of(read=says))
+
+    async def computed(lane: str, work: Any, *args: object) -> Any:
+        return ({}, {}) if work is not commit.verify else None
+
+    monkeypatch.setattr(GoingBack, "_tell", told)
+    runtime = of(clock=of(now=lambda: 0.0, sleep=nothing), compute=computed)
+
+    async def main() -> None:
+        back = GoingBack(plan, parts, store, runtime, nothing)
+        back._healing = Healing()  # type: ignore[assignment]
+        await back.after(WorkerLost(0, "it ended", worker="trainer/0"))
+
+    asyncio.run(main())
+    assert asked == ["trainer", "trainer"]
+    assert done == ["trainer_lost", "told", "a scorer knows", "went_back", "leaves"]
+
+
+def test_no_return_to_version_0_once_a_newer_one_may_be_the_reference() -> None:
+    """Lost as the reference takes it: the batch that made it is not taken note of yet."""
+    of: Any = SimpleNamespace
+
+    async def lost() -> None:
+        raise WorkerLost(0, "it ended", worker="trainer/0")
+
+    async def shown(version: Version) -> str:
+        return str(version)
+
+    models = of(
+        renew={"trainer": nothing},
+        critic=None,
+        refreshed=True,
+        reference=of(take=nothing),
+        trainer=of(show_aside=shown, end_aside=lost),
+    )
+    restarts = of(restarts=of(most=9, window_s=600.0))
+    plan = of(replay=None, config=of(reference=of(refresh_every=2), runtime=restarts))
+    refreshes = Refreshes(plan, models, of(branch=0))
+    parts = of(checkpointer=of(committed=0), flow=of(batch=1), models=models, refreshes=refreshes)
+    back = GoingBack(plan, parts, of(), of(), nothing)
+
+    async def main() -> None:
+        await refreshes.at(1)
+        assert back._may_go_back(WorkerLost(0, "it ended", worker="trainer/0"), of(path=None))
+        with pytest.raises(WorkerLost) as raised:
+            await refreshes.at(2)
+        assert not back._may_go_back(raised.value, of(path=None))
+        assert back._may_go_back(raised.value, of(path=Path("step_2")))
+
+    asyncio.run(main())

@@ -121,8 +121,7 @@ class GoingBack:
         await self._tell(restored)
         self._is_midway = False
         version = Version(restored.branch, restored.number)
-        await parts.actor.begin_again()
-        await parts.turns.generate()
+        # Before anything is waited for: another loss now is healed, perhaps, and then nobody comes back here.
         if parts.critic is not None:
             parts.critic.begin_again()
         for scorer in parts.scorers:
@@ -130,11 +129,12 @@ class GoingBack:
         again = left.number > version.number
         message = f"the run goes on from {version}" + (": what was trained since is trained again" if again else "")
         parts.recorder.event("went_back", {"version": str(version), "from": str(left), "message": message})
+        await parts.actor.begin_again()
+        await parts.turns.generate()
 
     def _may_go_back(self, lost: WorkerLost, commit: Commit) -> bool:
         """Nothing is known of a reference that was refreshed since version 0, which has no files."""
-        models, every = self._parts.models, self._plan.config.reference.refresh_every
-        refreshed = models.refreshed is not None and every is not None and self._parts.flow.batch >= every
+        models, refreshed = self._parts.models, self._parts.refreshes.have_begun
         names = self._names() if commit.path is None else [kind_of_lost(lost)]
         can = all(name in models.renew for name in names)
         return can and self._plan.replay is None and not (commit.path is None and refreshed)

@@ -48,19 +48,24 @@ def recorded_step(
     return after_step
 
 
-def refreshing(plan: Plan, models: Models, lineage: Lineage) -> Callable[[int], Awaitable[None]]:
-    """Called with the number of each version before a row of its batch can be scored: makes every n-th the
-    reference."""
-    every = plan.config.reference.refresh_every
-    own = models.reference
+class Refreshes:
+    """Of the reference: every n-th version is made it."""
 
-    async def refresh(number: int) -> None:
-        if models.refreshed is None or every is None or number % every:
+    def __init__(self, plan: Plan, models: Models, lineage: Lineage) -> None:
+        self._every = plan.config.reference.refresh_every
+        self._models = models
+        self._lineage = lineage
+        self.have_begun = False
+        """Whether it may be another than it was at first."""
+
+    async def at(self, number: int) -> None:
+        """To be called with the number of each version before a row of its batch can be scored."""
+        models = self._models
+        if models.refreshed is None or self._every is None or number % self._every:
             return
-        if own is None:
+        self.have_begun = True
+        if models.reference is None:
             await models.trainer.keep_reference()
         else:  # nobody else is to receive this version yet
-            await own.take([await models.trainer.show_aside(Version(lineage.branch, number))])
+            await models.reference.take([await models.trainer.show_aside(Version(self._lineage.branch, number))])
             await models.trainer.end_aside()
-
-    return refresh

@@ -17,7 +17,7 @@ from headrace.controller.building.models import Models
 from headrace.controller.building.reward_pools import RewardPools
 from headrace.controller.building.rollout_workers import RolloutHands
 from headrace.controller.building.stages import own_stages, scorers
-from headrace.controller.building.step_ends import recorded_step, refreshing
+from headrace.controller.building.step_ends import Refreshes, recorded_step
 from headrace.controller.checkpointer import Checkpointer
 from headrace.controller.divergence import Divergence
 from headrace.controller.planning.plan import Plan
@@ -78,6 +78,8 @@ class Parts:
     estimator: AdvantageEstimator
     recorder: Recorder
     checkpointer: Checkpointer
+    refreshes: Refreshes
+    """Of the reference."""
     rollouts: RolloutRecord
     rollout: RolloutRole | ReplayRole
     filter: FilterRole
@@ -214,14 +216,14 @@ def connect(
             holds=lambda: turns is not None and turns.holds_rows,
         )
 
-    refresh = refreshing(plan, models, lineage)
+    refreshes = Refreshes(plan, models, lineage)
 
     async def trained(batch: int, reports: Sequence[StepReport], stats: BatchStats) -> None:
         measured = [report.stats["reference_kl"] for report in reports if "reference_kl" in report.stats]
         if algorithm.kl.place == "loss" and algorithm.kl.moves and measured and stats.trained_samples:
             samples = stats.trained_samples
             kl.take(batch, await asked.coefficient(kl.value, sum(measured), samples))
-        await refresh(batch + 1)
+        await refreshes.at(batch + 1)
         checkpointer.trained()
 
     def epochs(updates: int, whole: bool) -> Epochs | None:
@@ -257,6 +259,7 @@ def connect(
         estimator=estimator,
         recorder=recorder,
         checkpointer=checkpointer,
+        refreshes=refreshes,
         rollouts=record,
         rollout=rollout_role(plan, base, models.engines, models.judges, rewards)
         if replay is None
