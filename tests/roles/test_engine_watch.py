@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from role_pool import Line, Pool, Receiver, Scene, play
+from role_pool import Line, Member, Pool, Receiver, Scene, play
 
+from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import EngineError
 from headrace.roles.engine_watch import EnginesLost, EngineWatchRole
 from headrace.runtime.signal import Signal
@@ -128,6 +129,19 @@ def test_so_does_one_that_stays_shut_since_the_newest_version_does_not_come_to_a
         await scene.settle(2)
         with pytest.raises(EnginesLost, match=r"no engine could take the newest weights for 100 s"):
             await running
+
+    watch(pool, of_flow, body, Receiver(2))
+
+
+def test_what_one_that_is_gone_could_not_take_counts_no_more() -> None:
+    """The other is behind for as long as an evaluation holds it."""
+    pool, of_flow = Pool(Member(), Member(1)), flow("staleness")
+    pool.members[1].failed_swaps, pool.members[1].misses_version = 2, True
+    pool.members[1].state = EngineState.GONE
+
+    async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
+        await scene.settle(500)
+        assert not running.done()
 
     watch(pool, of_flow, body, Receiver(2))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headrace.engines.pool import EnginePool
+from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import EngineError
 from headrace.roles.context import RoleContext
 from headrace.runtime.protocol import WaitTimeout
@@ -81,7 +82,8 @@ class EngineWatchRole:
             latest = None if self._receiver is None else self._receiver.latest()
         except WeightError:  # whoever follows it hears of that, and tries again
             latest = None
-        fails = any(member.failed_swaps or member.misses_version for member in self._pool.members)
+        there = [member for member in self._pool.members if member.state is not EngineState.GONE]
+        fails = any(member.failed_swaps or member.misses_version for member in there)
         behind = latest is not None and latest.number > self._pool.version.number
         waits = behind and self._context.flow.shut_by(self._pool.version.number) == "staleness"
         shut = fails and (waits or not self._pool.serves_line)
