@@ -84,7 +84,7 @@ def fails_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sft", pytest.param("rm", marks=pytest.mark.soak), "dpo"])
+@pytest.mark.parametrize("name", ["sft", *(pytest.param(each, marks=pytest.mark.soak) for each in ("rm", "dpo"))])
 def test_a_run_that_was_killed_goes_on_to_the_same_model(tmp_path: Path, model: Path, name: str) -> None:
     config = write(tmp_path, settings(tmp_path, model, name))
     code, out = run(name, config, "--dir", tmp_path / "whole")
