@@ -258,6 +258,22 @@ def test_tool_calls_come_back_as_openai_has_them_and_match() -> None:
     assert only.messages[1]["tool_calls"][0]["function"]["arguments"] == {"key": 1}
 
 
+def test_equal_answers_that_equal_turns_follow_have_other_noise_behind() -> None:
+    """Most templates do not show the ids of calls: what follows either is one history."""
+
+    async def play(session: AgentSession) -> None:
+        for called in await ask_all(session, [USER], n=2, tools=[TOOL]):
+            result = {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": "found"}
+            await ask(session, [USER, called, result], tools=[TOOL])
+
+    config = GatewayConfig(tool_parser="hermes")
+    _, session, engine = played(play, says(CALL), says(CALL), says("a"), says("b"), config=config)
+    assert [trajectory.metadata["turns"] for trajectory in session.trajectories()] == [2, 2]
+    one, other = engine.requests[2:]
+    assert one.prompt.tolist() == other.prompt.tolist()
+    assert one.noise_key != other.noise_key
+
+
 @pytest.mark.parametrize("said", ["<tool_call>{nonsense</tool_call>", '<tool_call>{"name": 3}</tool_call>', "plain"])
 def test_what_is_no_call_is_text(said: str) -> None:
     async def play(session: AgentSession) -> Any:

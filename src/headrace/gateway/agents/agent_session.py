@@ -111,6 +111,8 @@ class AgentSession:
         self._requests = 0
         self._asked = 0
         """Answers."""
+        self._drawn: Counter[int] = Counter()
+        """Answers that were asked for, by the noise of their prompts: several nodes of the tree may have equal ids."""
 
     def folder(self) -> Path:
         """See `Session.folder`."""
@@ -213,8 +215,9 @@ class AgentSession:
             live.begin(answered, [growing_answer(reading, logprobs=request.logprobs) for _ in ids])
         limit = settings.sampling.max_new_tokens
         limit = limit if request.max_tokens is None else min(limit, request.max_tokens)
-        noise = _noise_of(place.tokens) + place.prompt.asked
-        place.prompt.asked += request.n
+        history = _noise_of(place.tokens)
+        noise = history + self._drawn[history]
+        self._drawn[history] += request.n
         ask = partial(self._policy.generate, place.tokens, max_new_tokens=limit, stop=request.stop, sampling=sampling)
 
         async def choice(index: int) -> Choice:

@@ -39,8 +39,6 @@ class Node:
     """Of an answer: its text."""
     is_cut_off: bool = False
     """Of an answer: the context had no room for a turn after it."""
-    asked: int = 0
-    """Of a prompt: how many answers were asked for."""
     below: list[Node] = field(default_factory=list)
 
     @property
