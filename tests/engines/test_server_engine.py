@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from headrace.config.errors import ConfigError
+from headrace.engines.conformance import Subject, an_aborted_request_ends, an_aborted_request_that_waits_ends
 from headrace.engines.protocol import (
     EngineError,
     FinishReason,
@@ -548,6 +549,37 @@ def test_an_aborted_request_ends_and_the_server_is_told() -> None:
         await runtime.clock.sleep(2 * STEP_S)
         assert server.aborted == {"r", "left"}
         assert engine.stats().running == 0
+
+    on(test)
+
+
+def test_an_aborted_request_that_waits_for_room_ends_at_once_and_is_asked_of_nobody() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        running = [asyncio.ensure_future(read(engine, request(f"r{number}"))) for number in range(LIMITS.slots)]
+        waiting = [asyncio.ensure_future(read(engine, request(name, 2))) for name in ("left", "stays")]
+        await runtime.clock.sleep(2.5 * STEP_S)
+        began = runtime.clock.now()
+        engine.abort(["left", "nobody"])
+        (chunk,) = await runtime.clock.wait_for(waiting[0], 3600.0, "the aborted request")
+        assert (len(chunk.tokens), chunk.finish_reason) == (0, FinishReason.ABORT)
+        assert runtime.clock.now() == began
+        assert (engine.stats().running, engine.stats().waiting) == (LIMITS.slots, 1)
+        assert [len(versions(await each)) for each in (*running, waiting[1])] == [10, 10, 10, 10, 2]
+        assert (server.asked, server.aborted) == (["r0", "r1", "r2", "r3", "stays"], set())
+
+    on(test)
+
+
+def test_it_keeps_what_the_conformance_suite_asks_of_aborts() -> None:
+    def logprobs(name: str, tokens: NDArray[np.int32], temperature: float) -> NDArray[np.float32]:
+        return np.full((len(tokens), LIMITS.vocab_size), -1.0, np.float32)
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        offers = Offers(1)
+        subject = Subject(engine, runtime.clock, lambda name, spoilt: offers, logprobs, 100, 64, (5,))
+        await an_aborted_request_ends(subject)
+        await an_aborted_request_that_waits_ends(subject)
+        assert engine.version == Version(0, 1)
 
     on(test)
 

@@ -26,8 +26,11 @@ from headrace.engines.protocol import (
     SwapMode,
     TokenChunk,
 )
+from headrace.runtime.protocol import WaitTimeout
 from headrace.weights.plane import WeightError
 
+_ABORT_S = 30.0
+"""In which a request that waits, and is aborted, has ended."""
 _DEATH_S = 30.0
 """In which whoever waits for an engine that has died must have been told so."""
 _LONG = 400
@@ -156,6 +159,27 @@ async def an_aborted_request_ends(subject: Subject) -> None:
         await subject.clock.sleep(LOOK_S)
 
 
+async def an_aborted_request_that_waits_ends(subject: Subject) -> None:
+    """Without a token, though what it waits for has not come; and nothing is sampled for it once that comes."""
+    engine = subject.engine
+    receiver = subject.publication("b" if subject.held[engine.version] == "a" else "a")
+    request = replace(subject.request(seed=8), min_version=receiver.latest())
+    waiting = asyncio.ensure_future(subject.whole(request))
+    await subject.clock.sleep(0.2)
+    require(not waiting.done(), "it did not wait for its version")
+    engine.abort([request.request_id])
+    try:
+        answer = await subject.clock.wait_for(waiting, _ABORT_S, "the aborted request")
+    except WaitTimeout as late:
+        raise NotConforming(f"a request that waits was aborted, and waits on {_ABORT_S:g} s later") from late
+    require(answer.finish_reason is FinishReason.ABORT, f"it ended by {answer.finish_reason}, not ABORT")
+    require(not len(answer.tokens), "it has tokens, though its version has not come")
+    before = engine.stats().generated_tokens
+    await engine.update(receiver, SwapMode.RECOMPUTE)
+    await subject.clock.sleep(0.2)
+    require(engine.stats().generated_tokens == before, "tokens were sampled for a request that had been aborted")
+
+
 async def a_bad_request_fails_alone(subject: Subject) -> None:
     good = asyncio.ensure_future(subject.whole(request := subject.request(60, seed=4)))
     ids: Mapping[str, Sequence[int]] = {
@@ -230,6 +254,7 @@ CHECKS: tuple[Check, ...] = (
     nothing_is_found_of_old_weights,
     wrong_weights_are_refused,
     an_aborted_request_ends,
+    an_aborted_request_that_waits_ends,
     a_bad_request_fails_alone,
     no_token_is_older_than_was_asked_for,
 )

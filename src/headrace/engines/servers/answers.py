@@ -61,8 +61,7 @@ class Answer:
         self.held.clear()
         if not self.is_over:
             self.is_over = True
-            none = np.empty(0, np.int32)
-            self.pieces.put_nowait(TokenChunk(none, np.empty(0, np.float32), none, none, finish))
+            self.pieces.put_nowait(nothing(finish))
 
     def _require_agreement(self, spans: tuple[Span, ...]) -> None:
         """Of the weights that it was started with, and of no others, a server knows no name."""
@@ -80,6 +79,12 @@ class Answer:
                 f"request {self.asked.request_id}: the server says that its tokens are of {told}, and they were taken "
                 f"for {[(own, taken) for own, _, taken in stamped]}"
             )
+
+
+def nothing(finish: FinishReason) -> TokenChunk:
+    """The end of a request, without a token."""
+    none = np.empty(0, np.int32)
+    return TokenChunk(none, np.empty(0, np.float32), none, none, finish)
 
 
 def name_of(version: Version) -> str:

@@ -17,12 +17,14 @@ from headrace.engines.liveness import Liveness
 from headrace.engines.protocol import (
     EngineError,
     EngineStats,
+    FinishReason,
     GenerateRequest,
     SwapMode,
     SwapReport,
     Tag,
     TokenChunk,
 )
+from headrace.engines.servers.answers import nothing
 from headrace.engines.servers.dialect import Dialect
 from headrace.engines.servers.health import until_sick
 from headrace.engines.servers.in_flight import InFlight
@@ -45,6 +47,14 @@ class Limits:
     vocab_size: int
     dtype: str
     """That it computes in, as `bfloat16`."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    """A request that the server was not asked yet."""
+
+    request_id: str
+    is_aborted: bool = False
 
 
 class ServerEngine:
@@ -86,7 +96,7 @@ class ServerEngine:
             dtype=limits.dtype,
             rests=not holds,
         )
-        self._waiting = 0
+        self._waiting: set[_Waiter] = set()
         self._updating = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
 
@@ -129,7 +139,9 @@ class ServerEngine:
         """See `Engine.generate`."""
         self._liveness.check()
         check_request(request, self._limits.vocab_size, self._limits.max_context)
-        await self._may_begin(request)
+        if not await self._may_begin(request):
+            yield nothing(FinishReason.ABORT)
+            return
         room = self._limits.max_context - len(request.prompt)
         sampling = replace(request.sampling, max_new_tokens=min(request.sampling.max_new_tokens, room))
         mine = self._in_flight.begin(replace(request, sampling=sampling))
@@ -149,7 +161,12 @@ class ServerEngine:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """See `Engine.abort`."""
-        self._in_flight.abort(request_ids)
+        ended = set(request_ids)
+        self._in_flight.abort(ended)
+        if waiting := [each for each in self._waiting if each.request_id in ended]:
+            for each in waiting:
+                each.is_aborted = True
+            self._changed.notify()
 
     async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
         """See `Engine.update`. Raises WeightError, EngineError; from then on nothing is sampled until it succeeds."""
@@ -194,7 +211,7 @@ class ServerEngine:
         mine.note_load()
         return EngineStats(
             running=len(mine),
-            waiting=self._waiting,
+            waiting=len(self._waiting),
             generated_tokens=mine.count.read,
             prefilled_tokens=mine.prefilled,
             decode_steps=0,
@@ -203,21 +220,24 @@ class ServerEngine:
             idle_s=mine.idle_s,
         )
 
-    async def _may_begin(self, request: GenerateRequest) -> None:
-        """Once no swap is on its way, the version is new enough, and the server has room."""
-        floor = request.min_version
+    async def _may_begin(self, request: GenerateRequest) -> bool:
+        """Once no swap is on its way, the version is new enough, and the server has room; False if it is aborted
+        before."""
+        floor, waiter = request.min_version, _Waiter(request.request_id)
 
         def may() -> bool:
-            if self._liveness.has_ended:
+            if self._liveness.has_ended or waiter.is_aborted:
                 return True
             new_enough = floor is None or self.version.serves(floor)
             return new_enough and self._weights.serves and self._in_flight.has_room
 
-        self._waiting += 1
+        self._waiting.add(waiter)
         try:
             await self._changed.wait_until(may, self._services.clock, _BEGIN_S, lambda: "new weights, or room")
         except WaitTimeout as late:
             raise EngineError(f"request {request.request_id}: {late}") from late
         finally:
-            self._waiting -= 1
-        self._liveness.check()
+            self._waiting.discard(waiter)
+        if not waiter.is_aborted:
+            self._liveness.check()
+        return not waiter.is_aborted
