@@ -13,7 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from headrace.config.errors import ConfigError
+from headrace.engines.completions import Asked, complete
 from headrace.engines.conformance import Subject, an_aborted_request_ends, an_aborted_request_that_waits_ends
+from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import (
     EngineError,
     FinishReason,
@@ -22,11 +24,14 @@ from headrace.engines.protocol import (
     SamplingParams,
     SwapMode,
     TokenChunk,
+    UncertainVersions,
 )
+from headrace.engines.remote import RemoteEngine
 from headrace.engines.servers.dialect import Expected, Piece, Span
 from headrace.engines.servers.engine import Limits, ServerEngine
 from headrace.engines.servers.http import ServerGone
 from headrace.engines.servers.window import ServerLoad
+from headrace.roles.workers.engine_host import EngineHost
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.weights.plane import WeightError, WeightOffer, WeightReceiver
 from headrace.weights.swap_check import SwapCheck
@@ -374,6 +379,56 @@ def test_a_server_that_says_something_else_of_the_versions_fails_the_request() -
             await read(engine, request(tokens=3))
 
     on(test, says=lambda name: "0.7")
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["in this process", "in another one"])
+def test_tokens_whose_versions_a_server_denies_are_part_of_no_completion_though_others_serve(elsewhere: bool) -> None:
+    """Nobody can tell which versions they are of: no engine goes on from them."""
+
+    async def main(runtime: VirtualRuntime) -> None:
+        servers = [Scripted(runtime, says=lambda name: "0.7"), Scripted(runtime)]
+        engines = [ServerEngine(server, LIMITS, runtime) for server in servers]
+        hosts = [Host(engine, runtime) for engine in engines]
+        remotes = [RemoteEngine(Messages(host), runtime, client="test") for host in hosts]
+        for engine, remote in zip(engines, remotes, strict=True):
+            await engine.start()
+            if elsewhere:
+                await remote.attach()
+        pool = EnginePool.of(remotes if elsewhere else engines, runtime.clock)
+        wanted = Asked("a", np.array([1, 2], np.int32), SamplingParams(max_new_tokens=3), 5)
+        with pytest.raises(UncertainVersions, match=r"the server says that its tokens are of \[\('0.7', 3\)\]"):
+            await complete(pool, wanted)
+        assert (servers[0].asked, servers[1].asked) == (["a.0"], [])
+        for engine, remote in zip(engines, remotes, strict=True):
+            await remote.detach()
+            await engine.stop()
+
+    run_virtually(main)
+
+
+class Host(EngineHost[ServerEngine]):
+    def __init__(self, engine: ServerEngine, runtime: VirtualRuntime) -> None:
+        super().__init__(runtime, returns=False)
+        self._engine, self._device = engine, "cpu"
+
+
+class Messages:
+    """Asks a worker as if it were in another process."""
+
+    here = None
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    async def call(self, method: str, *args: Any, what: str, seconds: float | None = None) -> Any:
+        return await getattr(self._host, method)(*args)
+
+    async def stream(
+        self, method: str, *args: Any, what: str, seconds: float | None = None
+    ) -> AsyncGenerator[Any, None]:
+        async with aclosing(getattr(self._host, method)(*args)) as items:
+            async for item in items:
+                yield item
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -17,7 +17,14 @@ from headrace.engines.member import Member
 from headrace.engines.place import Place
 from headrace.engines.pool import EnginePool
 from headrace.engines.pool_state import EngineState
-from headrace.engines.protocol import EngineError, FinishReason, GenerateRequest, SamplingParams, TokenChunk
+from headrace.engines.protocol import (
+    EngineError,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    TokenChunk,
+    UncertainVersions,
+)
 from headrace.engines.validate import check_finite
 from headrace.runtime.off_loop import off_loop
 from headrace.runtime.patience import StandStill
@@ -122,7 +129,8 @@ async def stream(pool: EnginePool, asked: Asked) -> AsyncGenerator[TokenChunk, N
     """Chunks up to the one with the finish reason (ABORT too). Interruptions and deaths are hidden: what is left is
     asked for again, of the same engine or another, with the same noise.
 
-    Raises RequestError for a request that no engine could serve, EngineError if engines failed it, and NotServed.
+    Raises RequestError for a request that no engine could serve, EngineError if engines failed it (at once where one
+    takes back what it said of versions: what came of it is with whoever reads), and NotServed.
     Leaving early aborts it.
     """
     state = _Progress(asked)
@@ -148,6 +156,8 @@ async def stream(pool: EnginePool, asked: Asked) -> AsyncGenerator[TokenChunk, N
                         return
                     if len(chunk.tokens):
                         yield chunk if chunk.finish_reason is None else replace(chunk, finish_reason=None)
+        except UncertainVersions:
+            raise
         except EngineError as error:
             if pool.is_lost(member, engine):
                 state.deaths = 1 if state.sampled > before else state.deaths + 1

@@ -21,6 +21,10 @@ class EngineError(HeadraceError, RuntimeError):
     """An engine could not serve a request, or died. Costs the request, never the run."""
 
 
+class UncertainVersions(EngineError):
+    """Tokens that were handed out may be of other versions than they were said to be: nobody goes on from them."""
+
+
 class RequestError(ValueError):
     """A request that no engine could serve: an id outside the vocabulary, a prompt longer than the context."""
 

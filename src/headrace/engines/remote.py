@@ -21,6 +21,7 @@ from headrace.engines.protocol import (
     SwapReport,
     Tag,
     TokenChunk,
+    UncertainVersions,
 )
 from headrace.engines.remote_pin import RemotePin
 from headrace.engines.remote_requests import RemoteRequests
@@ -180,7 +181,7 @@ class RemoteEngine:
                 if isinstance(chunk, RequestFailed):
                     if not chunk.is_refused:
                         await self._look_after()
-                    raise RequestError(chunk.text) if chunk.is_refused else EngineError(chunk.text)
+                    raise _error_of(chunk)
                 yield chunk
         finally:
             if not finished:
@@ -352,3 +353,9 @@ class RemoteEngine:
             self._open.set()
             self._requests.end(str(error))
             self._changed()
+
+
+def _error_of(failed: RequestFailed) -> Exception:
+    if failed.is_refused:
+        return RequestError(failed.text)
+    return (UncertainVersions if failed.is_uncertain else EngineError)(failed.text)

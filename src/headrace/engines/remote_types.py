@@ -39,6 +39,8 @@ class RequestFailed:
     text: str
     is_refused: bool = False
     """No engine could serve it (`RequestError`); else this one could not (`EngineError`)."""
+    is_uncertain: bool = False
+    """What came of it is not to be gone on from (`UncertainVersions`)."""
 
 
 Output = tuple[str, TokenChunk | RequestFailed]

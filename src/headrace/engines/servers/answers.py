@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headrace.engines.protocol import EngineError, FinishReason, GenerateRequest, TokenChunk
+from headrace.engines.protocol import FinishReason, GenerateRequest, TokenChunk, UncertainVersions
 from headrace.engines.servers.dialect import Piece, Span
 from headrace.engines.validate import check_finite
 from headrace.weights.version import Version
@@ -33,7 +33,8 @@ class Answer:
 
     def stamp(self, piece: Piece, version: Version, *, is_named: bool) -> TokenChunk:
         """The piece, all of whose tokens are of `version`. `is_named`: the server was told its name. Raises EngineError
-        for log-probs that are not finite, and where the server says something else of the answer, at its end."""
+        for log-probs that are not finite, and UncertainVersions where the server says something else of the answer, at
+        its end."""
         check_finite(self.asked.request_id, piece.tokens, piece.logprobs)
         count = len(piece.tokens)
         if count:
@@ -75,7 +76,7 @@ class Answer:
             count != taken or (name != own and (is_named or name != _NO_NAME))
             for (name, count), (own, is_named, taken) in zip(told, stamped, strict=True)
         ):
-            raise EngineError(
+            raise UncertainVersions(
                 f"request {self.asked.request_id}: the server says that its tokens are of {told}, and they were taken "
                 f"for {[(own, taken) for own, _, taken in stamped]}"
             )

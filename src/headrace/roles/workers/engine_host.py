@@ -18,6 +18,7 @@ from headrace.engines.protocol import (
     SwapMode,
     SwapReport,
     Tag,
+    UncertainVersions,
 )
 from headrace.engines.remote_types import (
     OUTPUTS_BEAT_S,
@@ -204,7 +205,7 @@ class EngineHost(Generic[E]):
         except RequestError as error:
             client.put((name, RequestFailed(str(error), is_refused=True)))
         except EngineError as error:
-            client.put((name, RequestFailed(str(error))))
+            client.put((name, RequestFailed(str(error), is_uncertain=isinstance(error, UncertainVersions))))
             self._news.set()
         finally:
             client.asked.pop(name, None)
