@@ -116,6 +116,47 @@ def test_keys_tell_episodes_apart_and_end_with_them() -> None:
     assert not engine.requests
 
 
+class Slow:
+    """A request whose body comes in two halves."""
+
+    def __init__(self, session: AgentSession, route: str, body: Any) -> None:
+        self._at, self._key = urlsplit(session.base_url), session.api_key
+        self._route, self._body = route, json.dumps(body).encode()
+
+    async def __aenter__(self) -> Slow:
+        self._reader, self._writer = await asyncio.open_connection(self._at.hostname, self._at.port)
+        head = f"POST {self._at.path}/{self._route} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {self._key}\r\n"
+        size = f"Connection: close\r\nContent-Type: application/json\r\nContent-Length: {len(self._body)}\r\n\r\n"
+        self._writer.write((head + size).encode() + self._body[:9])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.close()
+
+    def finish(self) -> None:
+        self._writer.write(self._body[9:])
+
+    async def answer(self) -> tuple[int, Any]:
+        """With the status."""
+        head, _, body = (await self._reader.read()).partition(b"\r\n\r\n")
+        return int(head.split()[1]), json.loads(body)
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "messages", "messages/count_tokens"])
+def test_a_request_whose_body_ends_after_its_episode_is_not_answered(route: str) -> None:
+    async def test(session: AgentSession, _: ScriptedEngine) -> tuple[int, Any]:
+        async with Slow(session, route, {**CHAT, "max_tokens": 3}) as slow:
+            await asyncio.sleep(0.2)
+            session.close()
+            slow.finish()
+            return await slow.answer()
+
+    (status, body), engine = run(test)
+    assert status == 401
+    assert "the episode of this key was closed" in body["error"]["message"]
+    assert not engine.requests
+
+
 @pytest.mark.parametrize("name", [b"Authorization: Bearer ", b"x-api-key: "])
 @pytest.mark.parametrize("key", [b"hr-0-\xff", b"hr-0-\xc3\xa9", b"\xff"])
 def test_a_key_of_whatever_bytes_is_none_of_the_runs(name: bytes, key: bytes) -> None:

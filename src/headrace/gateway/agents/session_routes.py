@@ -89,7 +89,7 @@ class SessionRoutes:
         session: AgentSession | None = None
         try:
             session = self._of(request)
-            asked = MESSAGES.parse(await self._body(request), session)
+            asked = MESSAGES.parse(await self._body(request, session), session)
             assert isinstance(asked, ChatRequest)
             return web.json_response({"input_tokens": await session.count(asked)}, dumps=dumps)
         except Exception as error:
@@ -105,7 +105,7 @@ class SessionRoutes:
             return _refusal(as_api_error(error), api, session)
 
     async def _exchange(self, request: web.Request, api: AgentApi, session: AgentSession) -> web.StreamResponse:
-        body = await self._body(request)
+        body = await self._body(request, session)
         asked, created = api.parse(body, session), int(self._clock.wall())
 
         def begin() -> Exchange[Answered]:
@@ -131,10 +131,12 @@ class SessionRoutes:
             exchange.task.result().delivered()
         return response
 
-    async def _body(self, request: web.Request) -> Any:
-        """Raises ApiError, WaitTimeout."""
+    async def _body(self, request: web.Request, session: AgentSession) -> Any:
+        """Raises ApiError, also where the session was closed meanwhile, and WaitTimeout."""
         try:
             body = await read_json(request, Deadline(self._clock, _BODY_S))
+            if not session.is_open:
+                raise closed()
             if not is_surely_plain(await request.read()):
                 check_plain(body)
             return body
