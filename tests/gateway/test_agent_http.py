@@ -136,6 +136,10 @@ class Slow:
     def finish(self) -> None:
         self._writer.write(self._body[9:])
 
+    async def drain(self) -> None:
+        """Until most of what was sent is read."""
+        await self._writer.drain()
+
     async def answer(self) -> tuple[int, Any]:
         """With the status."""
         head, _, body = (await self._reader.read()).partition(b"\r\n\r\n")
@@ -155,6 +159,26 @@ def test_a_request_whose_body_ends_after_its_episode_is_not_answered(route: str)
     assert status == 401
     assert "the episode of this key was closed" in body["error"]["message"]
     assert not engine.requests
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "messages/count_tokens"])
+def test_no_more_bodies_are_read_at_once_than_requests_may_run(route: str) -> None:
+    """The others wait, and are answered."""
+    body = {**CHAT, "max_tokens": 3}
+    large = {**body, "surprise": "x" * 2**23}
+
+    async def test(session: AgentSession, engine: ScriptedEngine) -> list[int]:
+        async with Slow(session, route, body) as slow, Slow(session, route, large) as other:
+            await asyncio.sleep(0.2)
+            other.finish()
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(other.drain(), 0.5)
+            assert not engine.requests
+            slow.finish()
+            return [(await each.answer())[0] for each in (slow, other)]
+
+    statuses, _ = run(test, max_concurrent_requests=1)
+    assert statuses == [200, 400], "the large one has an unknown field"
 
 
 @pytest.mark.parametrize("name", [b"Authorization: Bearer ", b"x-api-key: "])

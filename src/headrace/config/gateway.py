@@ -29,6 +29,6 @@ class GatewayConfig(Section):
     model_name: str = Field(default="policy", min_length=1, max_length=200)
     """The name by which agents ask for the policy."""
     max_concurrent_requests: int = Field(default=64, ge=1, le=4096)
-    """Of one episode; more are refused with status 429."""
+    """Of one episode; more are refused with status 429. As many bodies are read at once, and others wait."""
     max_body_mib: int = Field(default=16, ge=1, le=1024)
     """Largest body of a request."""

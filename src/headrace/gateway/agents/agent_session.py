@@ -91,6 +91,8 @@ class AgentSession:
         self.base_url, self.api_key, self.model = base_url, api_key, config.model_name
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.exchanges: Exchanges[Answered] = Exchanges()
+        self.bodies = asyncio.Semaphore(config.max_concurrent_requests)
+        """For bodies of requests, while they are read and until it is known what is asked by them."""
         self.is_open = True
         self._policy = policy
         self._most = config.max_concurrent_requests

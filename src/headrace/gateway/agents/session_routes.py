@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -89,9 +89,10 @@ class SessionRoutes:
         session: AgentSession | None = None
         try:
             session = self._of(request)
-            asked = MESSAGES.parse(await self._body(request, session), session)
-            assert isinstance(asked, ChatRequest)
-            return web.json_response({"input_tokens": await session.count(asked)}, dumps=dumps)
+            async with self._body(request, session) as body:
+                asked = MESSAGES.parse(body, session)
+                assert isinstance(asked, ChatRequest)
+                return web.json_response({"input_tokens": await session.count(asked)}, dumps=dumps)
         except Exception as error:
             return _refusal(as_api_error(error), MESSAGES, session)
 
@@ -105,16 +106,15 @@ class SessionRoutes:
             return _refusal(as_api_error(error), api, session)
 
     async def _exchange(self, request: web.Request, api: AgentApi, session: AgentSession) -> web.StreamResponse:
-        body = await self._body(request, session)
-        asked, created = api.parse(body, session), int(self._clock.wall())
-
         def begin() -> Exchange[Answered]:
             session.check_room()
             live = Live() if asked.stream else None
             work = session.answer(asked, created, live)
             return Exchange(self._services.spawn(work, f"request of {session.base_url}"), live=live)
 
-        exchange = session.exchanges.claim(request.path, await request.read(), retry=_retries(request), begin=begin)
+        async with self._body(request, session) as body:
+            asked, created = api.parse(body, session), int(self._clock.wall())
+            exchange = session.exchanges.claim(request.path, await request.read(), retry=_retries(request), begin=begin)
         with exchange.reading() as delivered:
             try:
                 if asked.stream:
@@ -131,19 +131,19 @@ class SessionRoutes:
             exchange.task.result().delivered()
         return response
 
-    async def _body(self, request: web.Request, session: AgentSession) -> Any:
-        """Raises ApiError, also where the session was closed meanwhile, and WaitTimeout."""
+    @asynccontextmanager
+    async def _body(self, request: web.Request, session: AgentSession) -> AsyncGenerator[Any, None]:
+        """One of those that the session reads at once. Others wait and are not refused: what is a retry of what runs
+        is known only by its body. Raises ApiError, also where the session was closed meanwhile, and WaitTimeout."""
+        deadline = Deadline(self._clock, _BODY_S)
+        await deadline.wait(session.bodies.acquire(), "room for the request's body")
         try:
-            body = await read_json(request, Deadline(self._clock, _BODY_S))
+            body = await _plain(request, deadline)
             if not session.is_open:
                 raise closed()
-            if not is_surely_plain(await request.read()):
-                check_plain(body)
-            return body
-        except ValueError as error:
-            raise ApiError(f"the body cannot be used: {error}") from error
-        except web.HTTPRequestEntityTooLarge as error:
-            raise ApiError(f"the body is too large (gateway.max_body_mib): {error.text}", status=413) from error
+            yield body
+        finally:
+            session.bodies.release()
 
     async def _sent(self, request: web.Request, data: bytes, headers: Mapping[str, str]) -> web.StreamResponse:
         """Until the client has it, as far as one can know. Head and body go out by one call, and wake the client once.
@@ -214,6 +214,19 @@ async def _whole(task: asyncio.Task[Answered]) -> Answered:
     if task.cancelled():
         raise closed()
     return task.result()
+
+
+async def _plain(request: web.Request, deadline: Deadline) -> Any:
+    """The body. Raises ApiError, WaitTimeout."""
+    try:
+        body = await read_json(request, deadline)
+        if not is_surely_plain(await request.read()):
+            check_plain(body)
+        return body
+    except ValueError as error:
+        raise ApiError(f"the body cannot be used: {error}") from error
+    except web.HTTPRequestEntityTooLarge as error:
+        raise ApiError(f"the body is too large (gateway.max_body_mib): {error.text}", status=413) from error
 
 
 def _retries(request: web.Request) -> int:
