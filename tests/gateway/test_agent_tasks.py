@@ -404,6 +404,29 @@ def test_a_task_that_is_played_elsewhere_has_the_host_that_the_agent_knows_and_t
     ]
 
 
+@pytest.mark.parametrize("host", ["agents.example:99999", "agents.example:port"])
+def test_who_asks_at_an_address_that_is_none_gets_no_task_and_the_next_one_has_it(host: str) -> None:
+    async def main() -> None:
+        runtime = InlineRuntime()
+        player = OutsidePlayer(OutsideAgent(outside=True), 10)
+        listener = TaskListener(TaskRoutes(player, runtime.clock), ("127.0.0.1", 0))
+        await listener.start()
+        try:
+            player.tasks.offer(OutsideTask("hr-0", "http://0.0.0.0:7/episodes/0/v1", {"row": {}}, nullcontext))
+            async with aiohttp.ClientSession() as client:
+                ask = f"{player.tasks.address}/tasks"
+                async with client.post(ask, json={}, headers={"Host": host}) as answer:
+                    told = await answer.json()
+                    assert (answer.status, host in told["error"]["message"]) == (400, True)
+                async with client.post(ask, json={"wait_s": 0}) as answer:
+                    assert answer.status == 200
+        finally:
+            await listener.close()
+            await runtime.close()
+
+    asyncio.run(main())
+
+
 def test_who_waits_when_the_run_ends_is_told_that_it_is_over() -> None:
     async def test(agents: Any) -> None:
         asking = asyncio.ensure_future(agents.post("/tasks", {}))

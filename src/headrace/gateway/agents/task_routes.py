@@ -60,6 +60,7 @@ class TaskRoutes:
         fields = await self._fields(request)
         wait_s = fields.number("wait_s", _WAIT_S, 0.0, _LONGEST_WAIT_S)
         fields.refuse_rest({}, ())
+        host = _host(request)  # before a task is taken, which would be lost
         try:
             task = self._tasks.take_now()
             if task is None:
@@ -68,7 +69,7 @@ class TaskRoutes:
             return self._come_later()
         except TasksClosed as error:
             raise ApiError(str(error), status=410, code="run_over") from error
-        told = {"id": task.id, **task.told, "base_url": self._base_url(request, task)}
+        told = {"id": task.id, **task.told, "base_url": self._base_url(request, host, task)}
         try:
             return await send_json(request, told, Deadline(self._clock, _BODY_S))
         except (ConnectionError, WaitTimeout):  # the client went away, or does not read
@@ -127,13 +128,12 @@ class TaskRoutes:
         except TaskEnded as error:
             raise _ended(error) from error
 
-    def _base_url(self, request: web.Request, task: OutsideTask) -> str:
+    def _base_url(self, request: web.Request, host: str, task: OutsideTask) -> str:
         """By the address that the agent knows, which need not be the one that is listened to; with the port of the
         listener that plays the episode, where that is another."""
         its, scheme = urlsplit(task.base_url), _scheme(request)
         if its.port == urlsplit(self._tasks.address).port:
             return f"{scheme}://{request.host}{its.path}"
-        host = request.url.host or ""
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{its.port}{its.path}"
 
     def _has_token(self, request: web.Request) -> bool:
@@ -168,6 +168,14 @@ def _scheme(request: web.Request) -> str:
     """That the agent knows: as a proxy before the listener tells, of several the first."""
     told = request.headers.get("X-Forwarded-Proto", "").partition(",")[0].strip()
     return told if told in ("http", "https") else request.scheme
+
+
+def _host(request: web.Request) -> str:
+    """By which the agent knows the listener, without a port. Raises ApiError."""
+    try:
+        return request.url.host or ""
+    except ValueError as error:
+        raise ApiError(f"the header Host is {request.host!r}, which is no address: {error}", param="Host") from error
 
 
 def _bearer(request: web.Request) -> str:
