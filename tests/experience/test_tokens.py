@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
 import pytest
 from rollout_helpers import EOS, char_tokenizer, ids
@@ -29,6 +32,21 @@ def test_messages_changed_in_place_are_encoded_anew() -> None:
     codec.encode(messages)
     messages[0]["content"] = "b"
     assert codec.encode(messages).tolist() == ids("[user]b[assistant]").tolist()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [({"x": 1}, {"x": 1.0}), ({"x": 1}, {"x": True}), ({"x": 0.0}, {"x": -0.0}), ({"x": 1, "y": 2}, {"y": 2, "x": 1})],
+)
+def test_what_python_takes_for_equal_and_a_template_writes_otherwise_is_encoded_anew(one: Any, other: Any) -> None:
+    tokenizer = char_tokenizer(chat=True)
+    tokenizer.chat_template = "{{ messages[0]['x'] | tojson }}{{ tools | tojson }}"
+    codec = TextCodec(tokenizer)
+    for each in (one, other, other):
+        assert codec.encode([{"role": "user", "x": [each]}]).tolist() == ids(f"[{json.dumps(each)}]null").tolist()
+    for tool in (one, other, other):
+        encoded = codec.encode([{"role": "user", "x": 0}], [tool])
+        assert encoded.tolist() == ids(f"0[{json.dumps(tool)}]").tolist()
 
 
 def test_special_tokens_of_the_tokenizer_are_added_once() -> None:

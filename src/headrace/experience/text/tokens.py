@@ -60,9 +60,8 @@ class TextCodec:
         them.
         """
         last = self._last  # as one, since others may encode on other threads
-        known = last is not None and not variables
-        if last is not None and known and last[0] == content and last[1] == tools:  # a group asks one after another
-            return last[2]
+        if last is not None and not variables and _reads_alike(last[:2], (content, tools)):
+            return last[2]  # a group asks one after another
         if isinstance(content, str):
             if tools:
                 raise ValueError("a prompt of text has no place for tools; give chat messages")
@@ -185,6 +184,17 @@ def _after(template: ChatTemplate, messages: Sequence[Message], place: int, tool
     if not found:
         raise ValueError("the chat template does not show an assistant's message; environments need one that does")
     return after
+
+
+def _reads_alike(one: Any, other: Any) -> bool:
+    """Whether templates write both alike: they tell 1 from 1.0 and True, and the order of keys, as JSON does."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return [*one] == [*other] and all(map(_reads_alike, one.values(), other.values()))
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_reads_alike, one, other))
+    return repr(one) == repr(other) if isinstance(one, float) else bool(one == other)  # -0.0 is not 0.0
 
 
 def truncated_left(ids: NDArray[np.int32], longest: int, bos_token_id: int | None) -> NDArray[np.int32]:
