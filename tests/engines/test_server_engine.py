@@ -49,6 +49,8 @@ class Scripted:
     runtime: VirtualRuntime
     lag_s: float = 0.0
     """By which tokens come later than they are sampled."""
+    reach_s: float = 0.0
+    """In which a request comes to it. It knows nothing of one that is aborted before."""
     scores: float = -1.0
     """Of the swap check's tokens."""
     loads: list[str] = field(default_factory=list)
@@ -85,6 +87,7 @@ class Scripted:
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[Piece]:
         clock, name = self.runtime.clock, request.request_id
+        await clock.sleep(self.reach_s)
         self.asked.append(name)
         spans: list[Span] = []
         sampled = 0
@@ -113,7 +116,7 @@ class Scripted:
         yield Piece(*_arrays(0), finish=finish, spans=tuple(spans))
 
     async def abort(self, request_ids: Iterable[str]) -> None:
-        self.aborted |= set(request_ids)
+        self.aborted |= set(request_ids) & set(self.asked)
 
     async def pause(self, mode: SwapMode) -> None:
         self.calls.append(f"pause {mode}")
@@ -606,6 +609,19 @@ def test_an_aborted_request_ends_and_the_server_is_told() -> None:
         assert engine.stats().running == 0
 
     on(test)
+
+
+def test_an_abort_that_is_before_its_request_at_the_server_is_told_again() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        reading = asyncio.ensure_future(read(engine, request(tokens=40)))
+        await runtime.clock.sleep(0.01)
+        engine.abort(["r"])
+        assert (await reading)[-1].finish_reason is FinishReason.ABORT
+        assert server.asked == []
+        await runtime.clock.sleep(5 * STEP_S)
+        assert (server.asked, server.aborted, engine.stats().running) == (["r"], {"r"}, 0)
+
+    on(test, reach_s=0.05)
 
 
 def test_an_aborted_request_that_waits_for_room_ends_at_once_and_is_asked_of_nobody() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from headrace.config.errors import ConfigError
 from headrace.engines.liveness import Liveness
@@ -21,6 +21,10 @@ from headrace.engines.servers.window import ServerLoad, Window
 from headrace.runtime.protocol import Services, WaitTimeout
 from headrace.runtime.signal import Signal
 from headrace.weights.version import Version
+
+_AGAIN_S = (0.2, 1.0, 5.0)
+"""After which a server is told again of aborted requests that have not ended: one whose abort was there before it, by
+another connection, goes on."""
 
 
 class InFlight:
@@ -103,9 +107,10 @@ class InFlight:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """See `Engine.abort`. What the server still sends is read, so that it is known how much it sent."""
-        ended = [name for name in request_ids if (mine := self._answers.get(name)) is not None and not mine.is_over]
-        for name in ended:
-            self._answers[name].end(FinishReason.ABORT)
+        found = [self._answers.get(name) for name in request_ids]
+        ended = [mine for mine in found if mine is not None and not mine.is_over]
+        for mine in ended:
+            mine.end(FinishReason.ABORT)
         if ended:
             self._services.spawn(self._tell_aborted(ended), "requests to be ended")
 
@@ -149,13 +154,23 @@ class InFlight:
             raise EngineError(str(late)) from late
         self._liveness.check()
 
-    async def _tell_aborted(self, names: list[str]) -> None:
-        try:
-            await self._dialect.abort(names)
-        except EngineError:  # then by leaving them
-            for name in names:
-                if (mine := self._answers.get(name)) is not None and mine.pump is not None:
-                    mine.pump.cancel()
+    async def _tell_aborted(self, answers: list[Answer]) -> None:
+        def have_ended() -> bool:
+            return self._liveness.has_ended or all(mine.is_read for mine in answers)
+
+        clock = self._services.clock
+        for seconds in (0.0, *_AGAIN_S):
+            with suppress(WaitTimeout):
+                await self._changed.wait_until(have_ended, clock, seconds, lambda: "what was aborted to end")
+                return
+            running = [mine for mine in answers if not mine.is_read]
+            try:
+                await self._dialect.abort([mine.asked.request_id for mine in running])
+            except EngineError:  # then by leaving them
+                for mine in running:
+                    if mine.pump is not None:
+                        mine.pump.cancel()
+                return
 
     async def _pump(self, mine: Answer) -> None:
         """Read what comes of one request, to its end."""
