@@ -67,6 +67,13 @@ class Probe:
         self._told.append(value)
         return len(self._told)
 
+    async def note(self, value: int, ballast: bytes) -> None:
+        """As `tell`, in the event loop."""
+        self._told.append(value)
+
+    def note_on_lane(self, value: int, ballast: bytes) -> None:
+        self._told.append(value)
+
     async def told(self) -> list[Any]:
         return self._told
 
@@ -109,7 +116,7 @@ class Probe:
     def stop_iteration(self) -> None:
         raise StopIteration(1)
 
-    async def sleep(self, seconds: float) -> str:
+    async def sleep(self, seconds: float, ballast: bytes = b"") -> str:
         try:
             await self._host.clock.sleep(seconds)
         except asyncio.CancelledError:

@@ -260,6 +260,20 @@ def test_a_far_actor_whose_loop_does_not_turn_is_ended_with_the_reason_and_can_b
     RUNS["ray_far"](main)
 
 
+@pytest.mark.parametrize("method", ["note", "note_on_lane"])
+def test_calls_begin_in_the_order_in_which_they_are_asked(run: Run, method: str) -> None:
+    """Also where some bring much, and others that are asked next bring little."""
+
+    async def main(runtime: Runtime) -> None:
+        probes = await runtime.start(Probe, [A], HERE)
+        ballast = {0: bytes(600_000), 1: b"", 2: bytes(300_000), 3: b""}
+        calls = [probes.call(method, number, ballast[number % 4], rank=0, what="a note") for number in range(100)]
+        await asyncio.gather(*calls)
+        assert await probes.call("told", what="what it saw") == [[*range(100)]]
+
+    run(main)
+
+
 def test_a_call_has_a_deadline_which_names_worker_and_purpose(run: Run) -> None:
     async def main(runtime: Runtime) -> None:
         probes = await runtime.start(Probe, [A], HERE)
@@ -280,6 +294,23 @@ def test_cancelling_tells_the_worker_and_returns_after_its_answer(run_in_time: R
             with pytest.raises(asyncio.CancelledError):
                 await call
             assert (await probes.call("told", what="what it saw"))[0][-1] == seen
+
+    run_in_time(main)
+
+
+def test_one_that_is_cancelled_as_soon_as_it_is_asked_stops_however_much_it_brings(run_in_time: Run) -> None:
+    async def main(runtime: Runtime) -> None:
+        probes = await runtime.start(Probe, [A], HERE)
+        for _ in range(10):
+            call = asyncio.ensure_future(probes.call("sleep", 60.0, bytes(3_000_000), what="it", seconds=5))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            call.cancel()
+            began = time.monotonic()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert time.monotonic() - began < 4
+        assert await probes.call("word", what="words") == ["a of probe/0"]
 
     run_in_time(main)
 

@@ -2,7 +2,7 @@
 
 Ray makes it from a class of this module by name, so that nothing of a class crosses. What is asked and answered are
 boxes (`boxes.py`); errors are answers, and Ray's own ways for them are not used. The actor's calls share one event
-loop, as those of any worker process.
+loop, as those of any worker process, and of each asker they begin in its order.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import asyncio
 import platform
 import sys
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import Any
 
 from headrace.errors import HeadraceError
+from headrace.runtime.clock import SystemClock
 from headrace.runtime.collection import rare_collections
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.local.awaited import WINDOW
@@ -30,12 +31,16 @@ from headrace.runtime.ray.asker import Asker
 from headrace.runtime.ray.askers import Askers
 from headrace.runtime.ray.boot import ActorBoot
 from headrace.runtime.ray.boxes import Box, boxed, opened
+from headrace.runtime.ray.call_order import CallOrder
 from headrace.runtime.ray.reached import ReachedActor
 from headrace.runtime.ray.refs import ActorRefs
 from headrace.runtime.workers import BASE_TYPES, Handle, Peer, WorkerError, WorkerLost
 
 Told = tuple[str, Box]
 """ANSWER or ERROR, and what it is."""
+_MISSED_S = 30.0
+"""In which a call comes that others of its asker wait for, whatever it brings. One whose machine could not be reached
+for a moment never does; Ray repeats none."""
 
 
 class Actor:
@@ -48,6 +53,9 @@ class Actor:
         self._types = BASE_TYPES.with_types(kind.types)
         self._service: Service | None = None
         self._calls: dict[str, asyncio.Task[Any]] = {}
+        self._order = CallOrder(SystemClock(), _MISSED_S, _say)
+        self._stopped: set[str] = set()
+        """Calls that are told to stop, and have not come."""
         self._streams: dict[str, _Items] = {}
         self._left = asyncio.Event()
         self._why = "it left"
@@ -70,7 +78,7 @@ class Actor:
                 raise WorkerError(boot.rank, raised.type, f"{raised.text} (on {host})", worker=boot.name) from error
             self._for_good.enter_context(rare_collections())
 
-        return await self._told(number, made(), f"the spec of {self._boot.name}")
+        return await self._told(number, made, f"the spec of {self._boot.name}")
 
     async def call(self, number: str, method: str, box: Box) -> Told:
         """What the worker's method returns."""
@@ -78,7 +86,7 @@ class Actor:
         async def called() -> Any:
             return await self._made().call(method, opened(box, self._types, f"the arguments of {method}"))
 
-        return await self._told(number, called(), f"the answer of {self._boot.name}.{method}")
+        return await self._told(number, called, f"the answer of {self._boot.name}.{method}")
 
     async def stream(self, number: str, method: str, box: Box) -> Told:
         """Have the method's items fetched by `items`; answers once there are no more."""
@@ -89,7 +97,7 @@ class Actor:
             await self._made().stream(method, args, items.put)
 
         try:
-            return await self._told(number, streamed(), f"an item of {self._boot.name}.{method}")
+            return await self._told(number, streamed, f"an item of {self._boot.name}.{method}")
         finally:
             items.end()
 
@@ -105,6 +113,8 @@ class Actor:
         """It answers all the same."""
         if (task := self._calls.get(number)) is not None:
             task.cancel()
+        elif not self._order.has_come(number):
+            self._stopped.add(number)
         if (items := self._streams.pop(number, None)) is not None:
             items.end()
 
@@ -145,15 +155,17 @@ class Actor:
         """Nothing is done any more for a worker that has ended."""
         calls = [number for number in self._calls if Asker.of(number) == asker]
         if calls:
-            sys.stderr.write(f"{len(calls)} calls end with {asker.name}, who asked: {why}\n")
+            _say(f"{len(calls)} calls end with {asker.name}, who asked: {why}")
         for number in calls:
             self._calls[number].cancel()
         for number in [number for number in self._streams if Asker.of(number) == asker]:
             self._streams.pop(number).end()
+        self._stopped = {number for number in self._stopped if Asker.of(number) != asker}
+        self._order.forget(lambda whose: Asker.of(whose) == asker)
 
     def _stuck(self, stuck: Stuck) -> None:
         """No thread can be made to end; whoever hears of it ends the actor."""
-        sys.stderr.write(f"{stuck}\n")
+        _say(str(stuck))
         self._why = str(stuck)
         self._left.set()
 
@@ -168,8 +180,15 @@ class Actor:
     def _items_of(self, number: str) -> _Items:
         return self._streams.setdefault(number, _Items())
 
-    async def _told(self, number: str, work: Awaitable[Any], what: str) -> Told:
-        task = self._calls[number] = asyncio.ensure_future(work)
+    async def _told(self, number: str, work: Callable[[], Awaitable[Any]], what: str) -> Told:
+        async def in_order() -> Any:
+            await self._order.turn(number)
+            return await work()
+
+        task = self._calls[number] = asyncio.ensure_future(in_order())
+        if number in self._stopped:
+            self._stopped.remove(number)
+            task.cancel()
         try:
             if self._begun:
                 self._askers.heard(number)
@@ -182,6 +201,11 @@ class Actor:
             return ERROR, boxed([raised.type, raised.text, raised.trace], self._types, "an error")
         finally:
             self._calls.pop(number, None)
+            self._order.ended(number)
+
+
+def _say(words: str) -> None:
+    sys.stderr.write(f"{words}\n")
 
 
 _AHEAD = WINDOW // 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from itertools import count
 from typing import Any
 
 import ray
@@ -21,20 +20,20 @@ ANSWER, ERROR = "answer", "error"
 
 
 class AskedActor:
-    """Calls have numbers of whoever asks: `prefix` and a count."""
+    """Calls have numbers of whoever asks: `prefix` and a count, in whose order they begin."""
 
     def __init__(
         self, actor: Any, types: Callable[[], WireTypes], services: Services, name: str, rank: int, prefix: str
     ) -> None:
         """`actor`: Ray's handle of an `Actor`. `prefix`: `Asker.prefix`, and what no two of that
-        asker have in common."""
+        asker ever have in common."""
         self._actor = actor
         self._types = types
         self._services = services
         self._name = name
         self._rank = rank
         self._prefix = prefix
-        self._numbers = count()
+        self._count = 0
         self._asked: dict[str, Asked] = {}
         self._ended: str | None = None
         self.give_up: Callable[[str], None] = lambda reason: None
@@ -125,10 +124,12 @@ class AskedActor:
     def _ask(self, begin: Callable[[str], Any]) -> tuple[str, Asked]:
         if self._ended is not None:
             raise self._loss(self._ended)
-        number = f"{self._prefix}.{next(self._numbers)}"
+        number = f"{self._prefix}.{self._count}"
+        answer = begin(number)
+        self._count += 1  # one that could not be asked is nobody's to wait for
         asked = Asked(lambda: self._stop(number), lambda reason: self._give_up(number, reason))
         self._asked[number] = asked
-        self._services.spawn(self._answer(number, asked, begin(number)), f"answer of {self._name}")
+        self._services.spawn(self._answer(number, asked, answer), f"answer of {self._name}")
         return number, asked
 
     async def _answer(self, number: str, asked: Asked, answer: Any) -> None:

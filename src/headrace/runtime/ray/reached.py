@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -29,6 +31,7 @@ class ReachedActor:
         self._services = services
         self._asker = asker
         self._found: AskedActor | None = None
+        self._finding = asyncio.Lock()
 
     async def call(self, method: str, *args: Any, what: str, seconds: float | None = None) -> Any:
         """See `Peer.call`."""
@@ -53,22 +56,23 @@ class ReachedActor:
             raise
 
     async def _actor(self) -> AskedActor:
-        if self._found is None:
-            handle = self._handle
-            namespace, _, name = handle.address.partition(" ")
-            try:
-                actor = await self._services.compute(_LANE, lambda: ray.get_actor(name, namespace=namespace))
-            except ValueError as error:
-                raise WorkerLost(handle.rank, f"there is no such actor: {error}", worker=handle.worker) from error
-            self._found = AskedActor(
-                actor,
-                lambda: self._types,
-                self._services,
-                handle.worker,
-                handle.rank,
-                f"{self._asker.prefix}{id(self)}",
-            )
-        return self._found
+        async with self._finding:
+            if self._found is None:
+                handle = self._handle
+                namespace, _, name = handle.address.partition(" ")
+                try:
+                    actor = await self._services.compute(_LANE, lambda: ray.get_actor(name, namespace=namespace))
+                except ValueError as error:
+                    raise WorkerLost(handle.rank, f"there is no such actor: {error}", worker=handle.worker) from error
+                self._found = AskedActor(
+                    actor,
+                    lambda: self._types,
+                    self._services,
+                    handle.worker,
+                    handle.rank,
+                    f"{self._asker.prefix}{secrets.token_hex(8)}",
+                )
+            return self._found
 
 
 def _seconds(seconds: float | None) -> float:
