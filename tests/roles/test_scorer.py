@@ -1,13 +1,14 @@
 """A scorer's passes: as full as they can be, or of one group each, so that what came together does not matter."""
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from table_rows import new_row
+from table_rows import new_row, row
 from torch import Tensor
 
 from headrace.experience.columns import read
@@ -20,6 +21,8 @@ from headrace.roles.columns.filling import ColumnRole
 from headrace.roles.columns.scorer import ScoredColumns
 from headrace.roles.context import RoleContext
 from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.refs import Ref, RefLost
+from headrace.training.rows.packed_rows import RowToTrain
 from headrace.training.rows.row_reader import RowReader
 from headrace.training.scoring import Scoring
 
@@ -56,9 +59,9 @@ def passes(*, by_group: bool, max_tokens: int) -> list[list[int]]:
         running = runtime.spawn(role.run(), "scorer")
         lease = await table.lease("actor", lambda ready: list(ready) if len(ready) == 6 else [], seconds=5, what=str)
         assert lease is not None
-        for row in lease.rows:
-            length = row.header.length
-            assert read(table.refs, row, ["reference"])["reference"].tolist() == [float(length)] * length
+        for each in lease.rows:
+            length = each.header.length
+            assert read(table.refs, each, ["reference"])["reference"].tolist() == [float(length)] * length
         flow.is_finished = True
         table.wake_all()
         await running
@@ -78,3 +81,29 @@ def passes(*, by_group: bool, max_tokens: int) -> list[list[int]]:
 )
 def test_rows_that_share_a_pass(by_group: bool, max_tokens: int, expected: list[list[int]]) -> None:
     assert passes(by_group=by_group, max_tokens=max_tokens) == expected
+
+
+def test_what_earlier_passes_gave_is_let_go_where_a_later_one_fails() -> None:
+    async def main() -> None:
+        runtime = InlineRuntime()
+        lost, given = Ref("elsewhere", 0, ("tokens",)), []
+
+        async def score(rows: Sequence[RowToTrain]) -> list[tuple[Ref]]:
+            if given:
+                raise RefLost(lost)
+            given.extend(runtime.refs.put({"reference": len(each)}) for each in rows)
+            return [(ref,) for ref in given]
+
+        context: Any = SimpleNamespace(runtime=runtime, refs=runtime.refs)
+        scored = ScoredColumns(context, name="reference", columns=("reference",), score=score, max_tokens=8)
+        columns = {"tokens": lost, "kept_sets": None, "temperatures": None}
+        lease: Any = SimpleNamespace(rows=[row(place, columns, length=4) for place in range(3)])
+        with pytest.raises(RefLost):
+            await scored.compute(lease)
+        assert len(given) == 2
+        for ref in given:
+            with pytest.raises(RefLost, match="the controller does not keep"):
+                runtime.refs.get(ref)
+        await runtime.close()
+
+    asyncio.run(main())

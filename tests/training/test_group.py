@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from table_rows import row
 
 from headrace.algorithms.pieces import PieceError
 from headrace.config import ConfigError
 from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host, Placement, WorkerError, WorkerLost, Workers
 from headrace.training.group import TrainerGroup
@@ -24,6 +26,7 @@ from headrace.training.protocol import CheckpointError, StepReport, Written
 from headrace.training.rank import TRAINER_TYPES, Task, TrainerRank
 from headrace.training.rank_workers import BESIDE_ITS_LANE, RankWorkers
 from headrace.training.replicas import Meeting
+from headrace.training.rows.packed_rows import RowToTrain, to_train
 from headrace.weights.shm import ShmPublisher
 from headrace.weights.transport import Transport, open_transport
 from headrace.weights.version import Version
@@ -475,3 +478,67 @@ def test_each_rank_is_busy_while_a_call_is_at_work_on_its_lane() -> None:
 def test_what_a_rank_has_another_lane_do_is_told_by_its_being_async() -> None:
     methods = {name for name, method in vars(TrainerRank).items() if inspect.iscoroutinefunction(method)}
     assert {name for name in methods if not name.startswith("_")} == BESIDE_ITS_LANE
+
+
+LOST = Ref("elsewhere", 0, ("tokens",))
+
+
+class Telling:
+    """Tells refs until its second pass, in which it raises what it is told to."""
+
+    kind: ClassVar[str] = "telling"
+    types: ClassVar[WireTypes] = WireTypes({})
+
+    def __init__(self, how: str, host: Host) -> None:
+        self._how = how
+        self._host = host
+        self._passes = 0
+        self._taken: list[list[RowToTrain]] = []
+        self.told: list[Ref] = []
+
+    async def scores(self, column: str, rows: Sequence[RowToTrain]) -> list[tuple[Ref]]:
+        return [(ref,) for ref in self._pass(rows)]
+
+    async def take(self, parts: list[list[RowToTrain]], coefficient: float | None) -> None:
+        self._taken = parts
+
+    async def accumulate_taken(self) -> list[list[Ref]]:
+        return [self._pass(rows) for rows in self._taken]
+
+    def _pass(self, rows: Sequence[RowToTrain]) -> list[Ref]:
+        self._passes += 1
+        if self._how and self._passes == 2:
+            raise RefLost(LOST) if self._how == "RefLost" else RuntimeError(self._how)
+        found = [self._host.put({"scores": len(row)}) for row in rows]
+        self.told += found
+        return found
+
+
+@pytest.mark.parametrize("does", ["scores", "accumulate"])
+@pytest.mark.parametrize("how", ["RefLost", "RuntimeError"])
+def test_what_others_told_is_let_go_where_a_rank_fails(does: str, how: str) -> None:
+    async def main() -> None:
+        runtime = InlineRuntime()
+        made: list[Telling] = []
+        columns = {"tokens": LOST, "kept_sets": None, "temperatures": None}
+
+        class Made(Telling):
+            def __init__(self, how: str, host: Host) -> None:
+                super().__init__(how, host)
+                made.append(self)
+
+        try:
+            workers = await runtime.start(Made, ["", how], Placement())
+            ranks = RankWorkers(workers, runtime.clock, 1.0, Layout(dp=2))
+            group = TrainerGroup("trainer", ranks, max_tokens=4, refs=runtime.refs)
+            rows = [to_train(row(place, columns, length=4), (), ()) for place in range(4)]
+            with pytest.raises(RuntimeError, match=r"does not keep the columns|RuntimeError"):
+                await (group.scores("reference", rows) if does == "scores" else group.accumulate([rows]))
+            assert made[0].told
+            for ref in made[0].told:
+                with pytest.raises(RefLost):
+                    runtime.refs.get(ref)
+        finally:
+            await runtime.close()
+
+    asyncio.run(main())

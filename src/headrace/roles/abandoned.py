@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from headrace.runtime.protocol import Services
-from headrace.runtime.refs import Ref, Refs
+from headrace.runtime.refs import Refs, refs_in
 
 T = TypeVar("T")
 
@@ -28,18 +27,3 @@ async def freed_if_left(services: Services, refs: Refs, asking: Coroutine[Any, A
 
         answer.add_done_callback(free)
         raise
-
-
-def refs_in(value: Any) -> Iterator[Ref]:
-    """In plain data."""
-    if isinstance(value, Ref):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from refs_in(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from refs_in(each)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from refs_in(getattr(value, field.name))

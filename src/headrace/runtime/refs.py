@@ -6,8 +6,8 @@ A sample's columns are kept by whoever made them, and read where something is co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import count
 from typing import Any, Protocol, runtime_checkable
 
@@ -61,6 +61,21 @@ class FarRefs(Protocol):
 def near(refs: Refs, wanted: Collection[Ref]) -> Refs:
     """`refs`, with those that are `wanted` at hand. Raises RefLost. May block, as `Refs.get`."""
     return _Near(refs, refs.fetched(wanted)) if isinstance(refs, FarRefs) else refs
+
+
+def refs_in(value: Any) -> Iterator[Ref]:
+    """In plain data."""
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from refs_in(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from refs_in(each)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from refs_in(getattr(value, field.name))
 
 
 class _Near:

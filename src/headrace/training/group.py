@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.models.packing import PackRow, plan_microbatches
-from headrace.runtime.refs import Ref
+from headrace.runtime.refs import Ref, Refs, refs_in
 from headrace.store.media.files import Digest
 from headrace.training.following import Following
 from headrace.training.gap import Gap
@@ -34,14 +34,22 @@ class TrainerGroup:
     """A model in training. Until `step`, what was accumulated can be discarded."""
 
     def __init__(
-        self, name: str, ranks: Ranks, receiver: tuple[str, str] | None = None, *, max_tokens: int = 1
+        self,
+        name: str,
+        ranks: Ranks,
+        receiver: tuple[str, str] | None = None,
+        *,
+        max_tokens: int = 1,
+        refs: Refs | None = None,
     ) -> None:
         """`name`: of its kind of worker, and of their lane. `receiver`: transport and address by which its weights
-        leave. `max_tokens`: the most in a micro-batch, where there are several ranks."""
+        leave. Where there are several ranks, `max_tokens`: the most in a micro-batch; and `refs`: by which what some
+        answered is let go when another fails."""
         self.name = name
         self._ranks = ranks
         self._receiver = receiver
         self._max_tokens = max_tokens
+        self._refs = refs
         self._passes = SharedPasses(ranks, max_tokens)
         self._loads = Loads(ranks.layout.dp)
         """Since the last step: in streaming accumulation a batch comes in many calls."""
@@ -64,10 +72,10 @@ class TrainerGroup:
         """Replicas that were made anew beside others, and have not all of their state yet."""
 
     @classmethod
-    async def of(cls, name: str, ranks: Ranks, max_tokens: int = 1) -> TrainerGroup:
+    async def of(cls, name: str, ranks: Ranks, max_tokens: int = 1, refs: Refs | None = None) -> TrainerGroup:
         """Of ranks that have come together."""
         transport, address = await ranks.call("plane", what="where its weights are")
-        return cls(name, ranks, (transport, address), max_tokens=max_tokens)
+        return cls(name, ranks, (transport, address), max_tokens=max_tokens, refs=refs)
 
     async def restart(self) -> None:
         """Make its ranks anew from their spec, whether or not they were lost. Its receivers follow. Raises
@@ -142,8 +150,10 @@ class TrainerGroup:
         }
         await self._of_rows(rows, self._ranks.each("take", taken, what="rows of a micro-batch"))
         self._loads.add(_ACCUMULATE, parts, [len(row) for row in rows])
-        answers = await self._ranks.each("accumulate_taken", dict.fromkeys(taken, ()), what="a micro-batch")
-        return self._passes.in_order(parts, answers, len(rows))
+        once = [[()] if part else [] for part in parts]
+        answers = await self._passes.made("accumulate_taken", once, (), "a micro-batch", left=self._free)
+        each = {rank: answer for rank, answered in answers.items() for answer in answered}
+        return self._passes.in_order(parts, each, len(rows))
 
     async def hold(self, batch: int, rows: Sequence[RowToTrain], coefficient: float | None = None) -> None:
         """See `TrainerRank.hold`. Each row is one rank's until `let_go`."""
@@ -240,7 +250,8 @@ class TrainerGroup:
             return found
         parts = self._passes.parts([len(row) for row in rows], self._loads.had(column))
         passes = [[(column, [rows[place] for place in places]) for places in part] for part in parts]
-        answers = await self._of_rows(rows, self._passes.made("scores", passes, (column, []), what, reads=True))
+        asking = self._passes.made("scores", passes, (column, []), what, reads=True, left=self._free)
+        answers = await self._of_rows(rows, asking)
         self._loads.add(column, parts, [len(row) for row in rows])
         return self._passes.in_order(parts, answers, len(rows))
 
@@ -375,6 +386,11 @@ class TrainerGroup:
     async def _of_rows(self, rows: Sequence[RowToTrain], asking: Awaitable[Any]) -> Any:
         refs = (ref for row in rows for ref in row.columns.values() if isinstance(ref, Ref))
         return await of_refs(lambda: next(refs, None), asking)
+
+    def _free(self, answer: object) -> None:
+        if self._refs is not None:
+            for ref in refs_in(answer):
+                self._refs.free(ref)
 
     async def _all(self, method: str, *args: Any, what: str) -> dict[int, Any]:
         return await self._ranks.each(method, dict.fromkeys(range(self._layout.size), args), what=what)

@@ -73,6 +73,7 @@ async def _group(
 
     async def together(losses: int) -> TrainerGroup:
         await (ranks.restart() if losses else ranks.come_together())
-        return await TrainerGroup.of(kind.kind, ranks, own.max_tokens_per_microbatch * own.layout.budgets)
+        budget = own.max_tokens_per_microbatch * own.layout.budgets
+        return await TrainerGroup.of(kind.kind, ranks, budget, runtime.refs)
 
     return await anew_if_lost(together, runtime.clock)

@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeVar
 
 from headrace.experience.index import Sampler
 from headrace.experience.leases import Lease, Row, RowId, StaleLease
-from headrace.roles.abandoned import freed_if_left, refs_in
+from headrace.roles.abandoned import freed_if_left
 from headrace.roles.context import RoleContext
-from headrace.runtime.refs import RefLost
+from headrace.runtime.refs import RefLost, refs_in
 from headrace.runtime.workers import WorkerLost
 
 T = TypeVar("T")

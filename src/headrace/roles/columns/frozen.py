@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from headrace.observe.spent import AtWork
-from headrace.roles.abandoned import refs_in
 from headrace.roles.model_return import ModelReturn
 from headrace.runtime.protocol import Runtime
-from headrace.runtime.refs import Ref, Refs
+from headrace.runtime.refs import Ref, Refs, refs_in
 from headrace.store.media.files import Digest
 from headrace.training.protocol import FrozenModel, Saved, Written
 from headrace.training.rank import CHECKPOINTS

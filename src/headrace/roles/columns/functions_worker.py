@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 from headrace.algorithms.pieces import PieceError
 from headrace.experience.columns import Columned, FinishedGroup
 from headrace.experience.records.restored_refs import RestoredRefs
-from headrace.roles.abandoned import refs_in
 from headrace.roles.columns.functions import LANE, Advantages, Columns, FunctionsLost
 from headrace.roles.context import RoleContext
 from headrace.roles.known_refs import there
 from headrace.roles.workers.functions import FunctionRow, FunctionsWorker
 from headrace.runtime.protocol import WaitTimeout
-from headrace.runtime.refs import Ref, RefLost
+from headrace.runtime.refs import Ref, RefLost, refs_in
 from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import FUNCTIONS, LossWindow, Measure, Often, after_failure
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers

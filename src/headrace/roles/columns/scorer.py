@@ -13,6 +13,7 @@ from headrace.roles.abandoned import freed_if_left
 from headrace.roles.columns.filling import Filled
 from headrace.roles.context import RoleContext
 from headrace.roles.model_return import ModelReturn
+from headrace.runtime.refs import refs_in
 from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import TAKE, Measure, after_failure
 from headrace.runtime.workers import WorkerLost
@@ -144,11 +145,16 @@ class ScoredColumns:
         if self._follows is not None:
             await self._follows.reach(self._context.flow.batch)
         of_row: dict[RowId, Sequence[Any]] = {}
-        for places in plan_microbatches([row.header.length for row in rows], self._max_tokens):
-            some = [rows[place] for place in places]
-            asking = self._asked([to_train(row, row.header.spans, self._reads) for row in some])
-            found = await freed_if_left(self._context.runtime, self._context.refs, asking, f"a pass of {self.name}")
-            of_row |= {row.row_id: one for row, one in zip(some, found, strict=True)}
+        try:
+            for places in plan_microbatches([row.header.length for row in rows], self._max_tokens):
+                some = [rows[place] for place in places]
+                asking = self._asked([to_train(row, row.header.spans, self._reads) for row in some])
+                found = await freed_if_left(self._context.runtime, self._context.refs, asking, f"a pass of {self.name}")
+                of_row |= {row.row_id: one for row, one in zip(some, found, strict=True)}
+        except BaseException:
+            for ref in refs_in(of_row):  # nobody else knows them
+                self._context.refs.free(ref)
+            raise
         return Filled(
             {
                 column: {row_id: found[place] for row_id, found in of_row.items()}
