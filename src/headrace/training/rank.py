@@ -15,6 +15,7 @@ from headrace.config.algorithm import AlgorithmConfig
 from headrace.experience.columns import read, refs_of
 from headrace.models.packing import MicroBatch, PackRow, pack
 from headrace.models.values import values_and_last
+from headrace.runtime.local.service import on_lane
 from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.wire.wire_types import WireTypes
@@ -408,7 +409,8 @@ class TrainerRank:
         self._taken_state = self._trainer.saved(copies=copies)
 
     async def write_state(self, path: str) -> Written:
-        """What was taken, into the folder `path`, while the trainer goes on if that is a copy. Raises OSError."""
+        """What was taken, into the folder `path`, while the trainer goes on if that is a copy. Where it is cancelled it
+        ends once nothing is written any more. Raises OSError."""
         taken, self._taken_state = self._taken_state, None
         return await self._written(taken, path)
 
@@ -433,7 +435,7 @@ class TrainerRank:
 
     async def _written(self, taken: Saved | None, path: str) -> Written:
         assert taken is not None, "nothing was taken"
-        return await self._services.compute(CHECKPOINTS, taken.write, Path(path))
+        return await on_lane(self._services, CHECKPOINTS, taken.write, Path(path))
 
     def load_reference(self, path: str) -> None:
         """What was written of it. Raises CheckpointError."""

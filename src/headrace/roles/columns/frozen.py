@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from headrace.observe.spent import AtWork
 from headrace.roles.model_return import ModelReturn
+from headrace.runtime.local.service import on_lane
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.refs import Ref, Refs, refs_in
 from headrace.store.media.files import Digest
@@ -107,7 +108,7 @@ class OnLane:
         """See `AskedModel.write_state`."""
         own, self._taken = self._taken, None
         assert own is not None, "nothing was taken"
-        return (await self._runtime.compute(CHECKPOINTS, own.write, path)).files
+        return (await on_lane(self._runtime, CHECKPOINTS, own.write, path)).files
 
     async def load(self, path: Path) -> None:
         """See `AskedModel.load`."""

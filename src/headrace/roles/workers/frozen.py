@@ -12,6 +12,7 @@ import torch
 from headrace.models.loading import load_causal_lm
 from headrace.models.skeleton import causal_lm_skeleton
 from headrace.roles.workers.scoring_rank import ScoringRank
+from headrace.runtime.local.service import on_lane
 from headrace.runtime.protocol import Services
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
@@ -94,7 +95,7 @@ class FrozenWorker(ScoringRank):
         """See `AskedModel.write_state`."""
         own, self._taken = self._taken, None
         assert own is not None, "nothing was taken"
-        return await self._services.compute(CHECKPOINTS, own.write, Path(path))
+        return await on_lane(self._services, CHECKPOINTS, own.write, Path(path))
 
     def load(self, path: str) -> None:
         """See `AskedModel.load`."""
