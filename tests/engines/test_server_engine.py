@@ -27,12 +27,14 @@ from headrace.engines.protocol import (
     UncertainVersions,
 )
 from headrace.engines.remote import RemoteEngine
+from headrace.engines.remote_types import ENGINE_TYPES
 from headrace.engines.servers.dialect import Expected, Piece, Span
 from headrace.engines.servers.engine import Limits, ServerEngine
 from headrace.engines.servers.http import ServerGone
 from headrace.engines.servers.window import ServerLoad
 from headrace.roles.workers.engine_host import EngineHost
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
+from headrace.runtime.wire.wire_format import copied
 from headrace.weights.plane import WeightError, WeightOffer, WeightReceiver
 from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import INITIAL, Version
@@ -431,7 +433,7 @@ class Messages:
     ) -> AsyncGenerator[Any, None]:
         async with aclosing(getattr(self._host, method)(*args)) as items:
             async for item in items:
-                yield item
+                yield copied(item, ENGINE_TYPES, method)
 
 
 @pytest.mark.parametrize("fails", [False, True])
