@@ -63,7 +63,7 @@ def published(publisher: WeightPublisher) -> WeightPublisher:
 def test_through_shared_memory_a_rank_reads_its_part(tmp_path: Path) -> None:
     publisher = published(ShmPublisher(tmp_path))
     whole = TENSORS * 16 * MIB
-    assert whole / 4 <= read(publisher, 2, 4) < whole / 4 + 8 * MIB
+    assert whole / 4 <= read(publisher, 2, 4) < whole / 4 + 14 * MIB, "with code of libraries; another part is 16"
     assert read(publisher, 0, 1) >= whole
 
 
