@@ -14,8 +14,8 @@ from headrace.runtime.workers import WorkerError, WorkerLost
 T = TypeVar("T")
 
 _SAID_S = 10.0
-"""In which it is known that the ground has ended, once something fails that stood on it: a look at it may wait 5 s for an
-answer, and the one after it is the first that sees it."""
+"""In which it is known that the ground has ended, once something fails that stood on it: a look at it may wait 5 s for
+an answer, and the one after it is the first that sees it."""
 _END_S = 10.0
 """In which what stood on it ends."""
 _FOLLOWS = (WorkerLost, WorkerError, RefLost, WaitTimeout, OSError)
