@@ -14,6 +14,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "lookup_agent"
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.cpu
 @pytest.mark.timeout(600)
 def test_an_agent_learns_to_call_its_tool(tmp_path: Path) -> None:
