@@ -193,7 +193,7 @@ def require_own_alone(saved: SavedTrainer, copied: int, path: Path) -> None:
 
 def require_part_alone(trained: HFTrainer, peak: int, folder: Path, load: Any) -> None:
     """A rank read what it has, as it is in the files, bit for bit, and never had more than that and a tensor."""
-    state = trained.saved(copies=False).state.values()
+    state = trained._weights.state().values()
     assert peak <= sum(piece.tensor.nbytes for piece in state) + max(4 * prod(piece.whole) for piece in state), peak
     whole = dict(load(folder, dtype=torch.float32, device=DEVICE).named_parameters())
     for name, tensor in trained.tensors():
@@ -206,7 +206,7 @@ def gradients(trained: HFTrainer, *, joint: bool) -> dict[str, Tensor]:
     Ranks that have the same part of one have the same bits of it."""
     pieces = {
         name.removeprefix("exp_avg."): replace(piece, tensor=2 * piece.tensor.cpu())
-        for name, piece in trained.saved(copies=False).state.items()
+        for name, piece in trained._weights.state().items()
         if name.startswith("exp_avg.")
     }
     flat = torch.zeros(sum(prod(piece.whole) for piece in pieces.values()))
