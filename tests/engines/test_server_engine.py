@@ -229,6 +229,39 @@ def test_what_is_kept_goes_on_and_late_tokens_are_of_the_version_that_sampled_th
     on(test, lag_s=2.5 * STEP_S)
 
 
+def test_of_what_is_kept_what_has_no_token_yet_is_asked_again_under_the_new_weights() -> None:
+    """The server took its prompt in under the old ones: by the salt of these, and perhaps with keys of theirs."""
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        goes_on = asyncio.ensure_future(read(engine, request("goes on")))
+        await runtime.clock.sleep(3.0 * STEP_S)
+        put_off = asyncio.ensure_future(read(engine, request("put off")))
+        await runtime.clock.sleep(0.5 * STEP_S)
+        await engine.update(Offers(1), SwapMode.KEEP)
+        (chunk,) = await put_off
+        assert (len(chunk.tokens), chunk.finish_reason) == (0, FinishReason.INTERRUPTED)
+        again = await read(engine, request("put off again"))
+        assert versions(again) == [1] * 10
+        assert versions(await goes_on) == [0] * 3 + [1] * 7
+        assert server.aborted == {"put off"}
+        assert engine.stats().running == 0
+
+    on(test)
+
+
+def test_when_it_stops_what_waits_ends_as_what_runs_does() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        names = [f"r{number}" for number in range(LIMITS.slots + 1)]
+        reading = [asyncio.ensure_future(read(engine, request(name))) for name in names]
+        await runtime.clock.sleep(2.5 * STEP_S)
+        assert engine.stats().waiting == 1
+        await engine.stop()
+        assert [(await each)[-1].finish_reason for each in reading] == [FinishReason.ABORT] * len(names)
+        assert server.asked == names[:-1]
+
+    on(test)
+
+
 def test_one_that_does_not_count_recomputes_what_was_to_be_kept_and_that_is_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -15,13 +15,17 @@ from headrace.roles.columns.scorer import FollowedWeights
 from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.signal import Signal
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
-from headrace.weights.plane import WeightError, WeightReceiver
+from headrace.weights.plane import Manifest, WeightError, WeightOffer, WeightReceiver
 from headrace.weights.relay.receiver import OverRelays
-from headrace.weights.version import Version
+from headrace.weights.version import Lineage, Version
 
 
-def followed(scene: Scene, receiver: Any, take: Any, published: Signal | None = None) -> FollowedWeights:
-    return FollowedWeights(scene.context, [receiver], published or Signal(), take, name="proximal", loaded=None)
+def followed(
+    scene: Scene, receivers: Any, take: Any, published: Signal | None = None, lineage: Lineage | None = None
+) -> FollowedWeights:
+    each = receivers if isinstance(receivers, list) else [receivers]
+    lineage = lineage or Lineage(0, {0: 2**62})
+    return FollowedWeights(scene.context, each, published or Signal(), take, lineage, name="proximal", loaded=None)
 
 
 async def take_offered(receivers: Sequence[WeightReceiver]) -> Version:
@@ -96,3 +100,58 @@ def test_a_version_that_could_not_be_taken_is_taken_again_a_few_times(failures: 
 
     run_virtually(main)
     assert tried[-1] < 60, "whoever waits hears of a lasting fault soon"
+
+
+class Offered:
+    """The receiving end of one relay."""
+
+    def __init__(self, version: Version) -> None:
+        self.version = version
+
+    def offer(self) -> WeightOffer:
+        return WeightOffer(self.version, "shm", "/relay", Manifest(self.version, ()))
+
+
+def test_where_the_run_went_back_a_version_that_it_left_is_not_taken() -> None:
+    """Commit 4 was the last, and version 7 is still at a relay that could not be reached."""
+
+    async def main(runtime: VirtualRuntime) -> None:
+        scene, ranks, published = Scene(runtime, SimpleNamespace()), [Offered(Version(0, 7)) for _ in "ab"], Signal()
+        taken: list[Version] = []
+        lineage = Lineage(0, {0: 2**62})
+        lineage.go_back(Version(1, 4), {0: 4, 1: 2**62})
+
+        async def take(receivers: Sequence[Offered]) -> Version:
+            taken.extend(receiver.version for receiver in receivers)
+            return taken[-1]
+
+        model = followed(scene, ranks, take, published, lineage)
+        reaching = asyncio.ensure_future(model.reach(4))
+        for rank in ranks:
+            await scene.settle()
+            assert not reaching.done()
+            assert not taken
+            rank.version = Version(1, 4)
+            published.notify()
+        await reaching
+        assert taken == [Version(1, 4)] * 2
+
+    run_virtually(main)
+
+
+def test_a_version_that_is_not_what_was_offered_is_taken_again() -> None:
+    """It left between the look and the taking."""
+
+    async def main(runtime: VirtualRuntime) -> None:
+        scene, comes = Scene(runtime, SimpleNamespace()), [Version(0, 7), Version(1, 4)]
+        lineage = Lineage(1, {0: 4, 1: 2**62})
+
+        async def take(receivers: object) -> Version:
+            return comes.pop(0)
+
+        await followed(scene, Offered(Version(1, 4)), take, lineage=lineage).reach(4)
+        assert not comes
+        (event,) = scene.events
+        assert event[1]["message"] == "proximal: v7 was taken, which is not v4 of this run, or newer"
+
+    run_virtually(main)

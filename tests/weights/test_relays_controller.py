@@ -196,6 +196,32 @@ def test_one_that_lives_and_could_not_take_a_version_is_tried_again_after_its_pa
     run_virtually(main)
 
 
+def test_one_to_which_changes_did_not_come_is_sent_the_whole() -> None:
+    """What it has of the version before may be damaged: the same changes would fail again, each time."""
+
+    async def run() -> None:
+        workers = Scripted()
+        relays = Relays(workers, InlineRuntime().clock, 60.0, deltas=True)  # type: ignore[arg-type]
+        await relays.take_in(SOURCE)
+        await relays.take_in(1, ["engine/0"])
+        await relays.carry("/first")
+
+        async def fails() -> None:
+            raise WorkerError(1, "WeightError", "bytes 64 to 128 were damaged on their way", worker="relay/1")
+
+        workers.found, workers.on["take", 1] = Found(NEWER, OFFER.version), fails
+        await relays.carry("/first")
+        assert not relays.has_newest("engine/0")
+        workers.on.clear()
+        forward(relays)
+        await relays.mend()
+        assert relays.has_newest("engine/0")
+        bases = [journey.base for method, journey in workers.journeys if method == "take"]
+        assert bases == [None, OFFER.version, None]
+
+    asyncio.run(run())
+
+
 HERE, AWAY = Seen("boot 1", "tmpfs 1", 10, "cpu", loopback="1"), Seen("boot 2", "tmpfs 1", 10, "cpu", loopback="2")
 
 

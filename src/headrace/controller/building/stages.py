@@ -23,13 +23,19 @@ from headrace.roles.turns import Turns
 from headrace.runtime.signal import Signal
 from headrace.training.group import TrainerGroup
 from headrace.training.rows.packed_rows import RowToTrain
-from headrace.weights.version import INITIAL, Version
+from headrace.weights.version import INITIAL, Lineage, Version
 
 ScorerSettings = ReferenceConfig | ProximalConfig | TeacherConfig | CriticConfig
 
 
 def scorers(
-    context: RoleContext, plan: Plan, models: Models, published: Signal, committed: Version, turns: Turns
+    context: RoleContext,
+    plan: Plan,
+    models: Models,
+    published: Signal,
+    lineage: Lineage,
+    committed: Version,
+    turns: Turns,
 ) -> tuple[ColumnRole, ...]:
     """Those that the recipe has stages for."""
     config = plan.config
@@ -77,6 +83,7 @@ def scorers(
             [models.trainer.receiver().near(worker) for worker in models.proximal.workers],
             published,
             models.proximal.take,
+            lineage,
             name="proximal",
             loaded=0 if committed == INITIAL else None,
         )

@@ -265,7 +265,7 @@ def connect(
         if replay is None
         else ReplayRole(context, replay.rollouts, base.journal),
         filter=filter_role(plan, base),
-        scorers=scorers(context, plan, models, published, committed, turns or NoTurns()),
+        scorers=scorers(context, plan, models, published, lineage, committed, turns or NoTurns()),
         stages=own_stages(context, plan, asked),
         functions=asked,
         advantages=ColumnRole(

@@ -31,6 +31,11 @@ class Answer:
     _stamped: list[tuple[str, bool, int]] = field(default_factory=list)
     """Name of a version, whether the server was told it, and tokens of it, in their order."""
 
+    @property
+    def has_begun(self) -> bool:
+        """A token of it came."""
+        return bool(self._stamped)
+
     def stamp(self, piece: Piece, version: Version, *, is_named: bool) -> TokenChunk:
         """The piece, all of whose tokens are of `version`. `is_named`: the server was told its name. Raises EngineError
         for log-probs that are not finite, and UncertainVersions where the server says something else of the answer, at

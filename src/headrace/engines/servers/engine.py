@@ -59,7 +59,7 @@ class _Waiter:
 
 class ServerEngine:
     """See `Engine`. What an update in mode `recompute` cuts off, where the server does not retract it, ends with
-    INTERRUPTED."""
+    INTERRUPTED; in mode `keep`, what no token came of yet."""
 
     gives_kept_sets = True
     quiet = None
@@ -129,6 +129,8 @@ class ServerEngine:
     async def stop(self) -> None:
         """See `Engine.stop`. The server goes on."""
         self._liveness.stopping = True
+        for waiter in self._waiting:
+            waiter.is_aborted = True
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)

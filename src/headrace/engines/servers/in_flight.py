@@ -108,9 +108,17 @@ class InFlight:
     def abort(self, request_ids: Iterable[str]) -> None:
         """See `Engine.abort`. What the server still sends is read, so that it is known how much it sent."""
         found = [self._answers.get(name) for name in request_ids]
-        ended = [mine for mine in found if mine is not None and not mine.is_over]
+        self._end([mine for mine in found if mine is not None], FinishReason.ABORT)
+
+    def put_off(self) -> None:
+        """End with INTERRUPTED what no token came of: keys of its prompt may be of the weights that leave, and nothing
+        would tell so of its tokens. For when all that was sampled has been read."""
+        self._end([mine for mine in self._answers.values() if not mine.has_begun], FinishReason.INTERRUPTED)
+
+    def _end(self, answers: Iterable[Answer], finish: FinishReason) -> None:
+        ended = [mine for mine in answers if not mine.is_over]
         for mine in ended:
-            mine.end(FinishReason.ABORT)
+            mine.end(finish)
         if ended:
             self._services.spawn(self._tell_aborted(ended), "requests to be ended")
 

@@ -126,6 +126,8 @@ class LoadedWeights:
                 if in_flight.count.before is None:
                     await self._count_anew()
                 await self._read_up()
+                if mode is SwapMode.KEEP:
+                    in_flight.put_off()
             else:
                 await self._until_ended()
                 await self._count_anew()

@@ -19,7 +19,7 @@ from headrace.runtime.supervision import TAKE, Measure, after_failure
 from headrace.runtime.workers import WorkerLost
 from headrace.training.rows.packed_rows import RowToTrain, to_train
 from headrace.weights.plane import NotThereYet, WeightError, WeightReceiver
-from headrace.weights.version import Version
+from headrace.weights.version import Lineage, Version
 
 Score = Callable[[Sequence[RowToTrain]], Awaitable[Sequence[Sequence[Any]]]]
 """Scores the rows of one forward pass, wherever the model is: of each the values of the role's columns."""
@@ -35,16 +35,19 @@ class FollowedWeights:
         receivers: Sequence[WeightReceiver],
         published: Signal,
         take: Callable[[Sequence[WeightReceiver]], Awaitable[Version]],
+        lineage: Lineage,
         *,
         name: str,
         loaded: int | None,
     ) -> None:
         """`receivers`: of each rank of the model `name`, which `take` has load the newest version, and returns which
-        that is. `loaded`: number of the version that the model has, if it is one of the run."""
+        that is. `lineage`: which versions are of the run; where it went back, what is there may be one that it left.
+        `loaded`: number of the version that the model has, if it is one of the run."""
         self._context = context
         self._receivers = tuple(receivers)
         self._published = published
         self._take = take
+        self._lineage = lineage
         self._name = name
         self._loaded = loaded
         self._missing = ""
@@ -68,7 +71,10 @@ class FollowedWeights:
                 lambda: f"version {number} to be published, for the {self._name} model{self._missing}",
             )
             try:
-                self._loaded = (await self._take(self._receivers)).number
+                taken = await self._take(self._receivers)
+                if not self._serves(taken, number):
+                    raise WeightError(f"{taken} was taken, which is not v{number} of this run, or newer")
+                self._loaded = taken.number
             except NotThereYet:
                 continue  # it was, and was lost
             except WeightError as error:
@@ -87,7 +93,10 @@ class FollowedWeights:
         except NotThereYet as error:
             self._missing = f" ({error})"
             return False
-        return all(offer is not None and offer.version.number >= number for offer in offers)
+        return all(offer is not None and self._serves(offer.version, number) for offer in offers)
+
+    def _serves(self, version: Version, number: int) -> bool:
+        return version.number >= number and self._lineage.holds(version)
 
 
 class ScoredColumns:

@@ -165,9 +165,12 @@ class Relays:
         ]
 
     def _base_of(self, rank: int) -> Version | None:
-        """The version that it is sent the changes to; None where it is sent the whole."""
-        offer = self._places[rank].offer
-        return self._before if self._deltas and offer is not None and offer.version == self._before else None
+        """The version that it is sent the changes to; None where it is sent the whole: one that failed too, whose copy
+        of that version may be damaged, or not of the same bits."""
+        place = self._places[rank]
+        if not self._deltas or place.failures or place.offer is None or place.offer.version != self._before:
+            return None
+        return self._before
 
     def _is_behind(self, rank: int) -> bool:
         offer = self._places[rank].offer
