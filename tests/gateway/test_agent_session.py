@@ -250,7 +250,7 @@ def test_tool_calls_come_back_as_openai_has_them_and_match() -> None:
     )
     assert called["content"] == "so"
     assert called["tool_calls"] == [
-        {"id": "call_0_0", "type": "function", "function": {"name": "look", "arguments": '{"key": 1}'}}
+        {"id": "c00000000", "type": "function", "function": {"name": "look", "arguments": '{"key": 1}'}}
     ]
     (only,) = session.trajectories()
     assert read(only) == f"[user]hi[assistant]so {CALL}<eos>[tool]found[assistant]done<eos>"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
-from chat_styles import CHATML, LLAMA3, THINKING, byte_tokenizer
+from chat_styles import CHATML, LLAMA3, MISTRAL, THINKING, byte_tokenizer
 from qwen3_chats import QWEN3
 from rollout_helpers import ScriptedEngine, char_tokenizer, chunk, ids, policy, says
 
@@ -57,8 +57,8 @@ def test_the_config_names_the_parsers_that_there_are() -> None:
         ),
         (
             "mistral",
-            'I look.[TOOL_CALLS]look[ARGS]{"key": "k", "n": 2}[TOOL_CALLS]stop[CALL_ID]abc[ARGS]{}',
-            ParsedText("I look.", (LOOK, ToolCall("stop", {}, "abc"))),
+            'I look.[TOOL_CALLS]look[ARGS]{"key": "k", "n": 2}[TOOL_CALLS]stop[CALL_ID]VvvODy9mT[ARGS]{}',
+            ParsedText("I look.", (LOOK, ToolCall("stop", {}, "VvvODy9mT"))),
         ),
         (
             "llama3_json",
@@ -168,6 +168,7 @@ PLAIN = (
         (THINKING, []),
         (PLAIN.replace("MESSAGES", "messages"), []),
         (BY_LAST_QUESTION, ["the system message", "the tools"]),
+        (MISTRAL, ["the system message", "the tools"]),
         (PLAIN.replace("MESSAGES", "messages[-3:]"), ["the system message", "earlier turns"]),
         (
             PLAIN.replace("MESSAGES", "messages").replace(

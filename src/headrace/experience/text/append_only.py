@@ -8,13 +8,15 @@ from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.messages import Message, Tool
 
 ASKED: Message = {"role": "user", "content": "one"}
-_CALL = {"id": "call_0_0", "type": "function", "function": {"name": "look", "arguments": {"key": "two"}}}
+_CALL_ID = "c00000000"
+"""Of nine letters and digits: Mistral's templates refuse all else."""
+_CALL = {"id": _CALL_ID, "type": "function", "function": {"name": "look", "arguments": {"key": "two"}}}
 PROBES: dict[str, list[Message]] = {
     "a user's message": [ASKED, {"role": "assistant", "content": "three"}, {"role": "user", "content": "four"}],
     "a tool's result": [
         ASKED,
         {"role": "assistant", "content": "", "tool_calls": [_CALL]},
-        {"role": "tool", "content": "four", "tool_call_id": "call_0_0", "name": "look"},
+        {"role": "tool", "content": "four", "tool_call_id": _CALL_ID, "name": "look"},
     ],
     "a user's message after a thought": [
         ASKED,

@@ -211,10 +211,9 @@ class AgentSession:
         self._counts.update(f"ignored_{name}" for name in request.sampling if name not in self._chosen)
         self._check_context(place)
         first, self._asked = self._asked, self._asked + request.n
-        ids = [f"call_{first + index}" for index in range(request.n)]
         answered = Answered(number, created, self.model, len(place.tokens))
         if live is not None:
-            live.begin(answered, [growing_answer(reading, logprobs=request.logprobs) for _ in ids])
+            live.begin(answered, [growing_answer(reading, logprobs=request.logprobs) for _ in range(request.n)])
         limit = settings.sampling.max_new_tokens
         limit = limit if request.max_tokens is None else min(limit, request.max_tokens)
         history = _noise_of(place.tokens)
@@ -224,9 +223,9 @@ class AgentSession:
 
         async def choice(index: int) -> Choice:
             if live is None:
-                return await self._read(reading, await ask(index=noise + index), ids[index], request.logprobs)
+                return await self._read(reading, await ask(index=noise + index), first + index, request.logprobs)
             completion = await ask(index=noise + index, came=partial(live.came, index), soon=True)
-            made = await self._read(reading, completion, ids[index], request.logprobs)
+            made = await self._read(reading, completion, first + index, request.logprobs)
             live.end(index, made.so_far)
             return made
 
@@ -246,10 +245,11 @@ class AgentSession:
         self._first_answers[number] = (answered.nodes[0], has_instructions)
         return answered
 
-    async def _read(self, reading: Reading, completion: Completion, ids: str, logprobs: bool) -> Choice:
+    async def _read(self, reading: Reading, completion: Completion, number: int, logprobs: bool) -> Choice:
+        """`number`: of the answer."""
         services, tokens, finish = self._policy.settings.services, completion.tokens, completion.finish_reason
         said = await off_loop(services, len(tokens), reading.said, tokens, finish)
-        message = reading.message(said, ids)
+        message = reading.message(said, number)
         texts = reading.token_texts(tokens) if logprobs else ()
         ended_by = "tool_calls" if "tool_calls" in message else finish.value
         return Choice(completion, message, ended_by, texts, said.stopped_by)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from headrace.engines.protocol import FinishReason
 from headrace.experience.text.messages import Message, Tool
 from headrace.experience.text.tokens import TextCodec
+from headrace.gateway.agents.call_ids import call_id
 from headrace.gateway.agents.left_out import left_out
 from headrace.gateway.agents.model_renderer import AnswerReader
 from headrace.gateway.agents.parsed_text import ParsedText, ToolCall
@@ -66,8 +67,8 @@ class Reading:
             return Said(text, None)
         return Said(text, None, self.by_renderer.read(answer) or self._read(text, None))
 
-    def message(self, said: Said, ids: str) -> Message:
-        """What the policy said, as a message; `ids`: the beginning of those of its calls, unless it wrote some."""
+    def message(self, said: Said, number: int) -> Message:
+        """What the policy said, as a message; `number`: of the answer in its session."""
         read = said.read
         if read is None or (read.calls and not self.reads_calls):
             read = self._read(said.text, self.parser)
@@ -75,7 +76,7 @@ class Reading:
         if read.thought is not None:
             message["reasoning_content"] = read.thought
         if read.calls:
-            message["tool_calls"] = _as_calls(read.calls, ids)
+            message["tool_calls"] = _as_calls(read.calls, number)
         return message
 
     def _read(self, text: str, parser: Parser | None) -> ParsedText:
@@ -89,11 +90,11 @@ class Reading:
         return tuple(self.text.decode([token], keep_special_tokens=True) for token in tokens.tolist())
 
 
-def _as_calls(calls: Sequence[ToolCall], ids: str) -> list[dict[str, Any]]:
-    """As a message has them."""
+def _as_calls(calls: Sequence[ToolCall], answer: int) -> list[dict[str, Any]]:
+    """As a message has them, by the ids that the policy wrote, or made ones."""
     return [
         {
-            "id": call.id or f"{ids}_{place}",
+            "id": call.id or call_id(answer, place),
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }

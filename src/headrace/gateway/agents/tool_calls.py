@@ -45,6 +45,8 @@ def parse_tool_calls(text: str, parser: Parser | None, tools: Sequence[Tool] = (
 _HERMES_MARKS = ("<tool_call>", "</tool_call>")
 _HERMES_HEAD, _HERMES_END = re.compile(r"<tool_call>\s*"), re.compile(r"\s*(?:</tool_call>|\Z)")
 _MISTRAL, _MISTRAL_ID, _MISTRAL_ARGUMENTS = _MISTRAL_MARKS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+_MISTRAL_OWN_ID = re.compile(r"[A-Za-z0-9]{9}")
+"""What Mistral's templates take as the id of a call."""
 _PYTHON_TAG = "<|python_tag|>"
 
 
@@ -72,7 +74,7 @@ def _mistral(text: str, _: Sequence[Tool]) -> ParsedText:
         return ParsedText(before.rstrip(), tuple(map(_named_call, after)))
     calls = read_json(_MISTRAL.join(after).strip())
     several = calls if isinstance(calls, list) else [calls]
-    return ParsedText(before.rstrip(), tuple(map(_call_of, several)))
+    return ParsedText(before.rstrip(), tuple(map(_mistral_call, several)))
 
 
 def _named_call(text: str) -> ToolCall:
@@ -81,8 +83,14 @@ def _named_call(text: str) -> ToolCall:
     name, _, number = head.partition(_MISTRAL_ID)
     if not found:
         raise ValueError("a call has arguments")
-    call = _call_of({"name": name.strip(), "arguments": read_json(arguments.strip())})
-    return replace(call, id=number.strip() or None)
+    return _mistral_call({"name": name.strip(), "arguments": read_json(arguments.strip()), "id": number.strip()})
+
+
+def _mistral_call(value: Any) -> ToolCall:
+    """With its id only where the template takes that, or every turn behind it would be refused. Raises ValueError or
+    KeyError unless it is a call."""
+    call = _call_of(value)
+    return call if _MISTRAL_OWN_ID.fullmatch(call.id or "") else replace(call, id=None)
 
 
 def _llama3_json(text: str, tools: Sequence[Tool]) -> ParsedText:
@@ -158,7 +166,7 @@ def parser_of(name: str, template: str) -> Parser | None:
 
 def _call_of(value: Any, key: str = "arguments") -> ToolCall:
     """Raises ValueError or KeyError unless it is a call."""
-    name, arguments = value["name"], value.get(key, {})
+    name, arguments, own = value["name"], value.get(key, {}), value.get("id")
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         raise ValueError("a call has a name, and an object of arguments")
-    return ToolCall(name, arguments)
+    return ToolCall(name, arguments, own if isinstance(own, str) and own else None)
