@@ -86,6 +86,10 @@ def test_parsers_read_what_their_models_write(name: str, text: str, parsed: Pars
         '<tool_call>{"name": "\\udfff", "arguments": {}}</tool_call>',
         '<tool_call>{"name": "look", "arguments": {"x": ' + "[" * 300 + "]" * 300 + "}}</tool_call>",
         "<tool_call>" + "[" * 100_000,
+        # Whose arguments stand under another name.
+        '<tool_call>{"name": "look", "parameters": {"x": 1}}</tool_call>',
+        '<tool_call>{"name": "look", "x": 1}</tool_call>',
+        '<tool_call>{"name": "look", "parameters": {}}</tool_call>',
     ],
 )
 def test_what_is_no_call_stays_text(text: str) -> None:
@@ -93,10 +97,25 @@ def test_what_is_no_call_stays_text(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[TOOL_CALLS]a[ARGS]{}[TOOL_CALLS]b", "[TOOL_CALLS][ARGS]{}", "[TOOL_CALLS]a[ARGS][]"]
+    "text",
+    [
+        "[TOOL_CALLS]a[ARGS]{}[TOOL_CALLS]b",
+        "[TOOL_CALLS][ARGS]{}",
+        "[TOOL_CALLS]a[ARGS][]",
+        '[TOOL_CALLS][{"name": "a", "parameters": {"x": 1}}]',
+        '[TOOL_CALLS][{"name": "a", "arguments": {}}, {"name": "b", "args": {"x": 1}}]',
+    ],
 )
 def test_what_is_no_call_of_mistral_stays_text(text: str) -> None:
     assert parse_tool_calls(text, PARSERS["mistral"]) == ParsedText(text)
+
+
+@pytest.mark.parametrize("more", ["", ', "id": "VvvODy9mT"', ', "type": "function"'])
+def test_a_call_that_has_nothing_but_its_name_has_no_arguments(more: str) -> None:
+    call = f'{{"name": "look"{more}}}'
+    for name, text in (("hermes", f"<tool_call>{call}</tool_call>"), ("mistral", f"[TOOL_CALLS][{call}]")):
+        (found,) = parse_tool_calls(text, PARSERS[name]).calls
+        assert (found.name, found.arguments) == ("look", {})
 
 
 @pytest.mark.parametrize("value", ["1e400", '"\\ud800"', "[" * 300 + "]" * 300])

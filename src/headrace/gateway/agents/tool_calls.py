@@ -48,6 +48,8 @@ _MISTRAL, _MISTRAL_ID, _MISTRAL_ARGUMENTS = _MISTRAL_MARKS = ("[TOOL_CALLS]", "[
 _MISTRAL_OWN_ID = re.compile(r"[A-Za-z0-9]{9}")
 """What Mistral's templates take as the id of a call."""
 _PYTHON_TAG = "<|python_tag|>"
+_NAMING = frozenset({"name", "id", "type"})
+"""What says which call it is, and nothing of its arguments."""
 
 
 def _hermes(text: str, _: Sequence[Tool]) -> ParsedText:
@@ -165,7 +167,9 @@ def parser_of(name: str, template: str) -> Parser | None:
 
 
 def _call_of(value: Any, key: str = "arguments") -> ToolCall:
-    """Raises ValueError or KeyError unless it is a call."""
+    """Raises ValueError or KeyError unless it is a call. Without arguments it has nothing that may be meant as some."""
+    if key not in value and not set(value) <= _NAMING:
+        raise ValueError(f"a call without {key} has nothing but its name")
     name, arguments, own = value["name"], value.get(key, {}), value.get("id")
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         raise ValueError("a call has a name, and an object of arguments")
