@@ -314,6 +314,32 @@ def test_calls_come_with_the_end(route: str, name: str) -> None:
         assert (message["content"][0]["text"], called["arguments"]) == (said, '{"k": "2"}')
 
 
+@pytest.mark.parametrize(
+    ("route", "name", "cut", "ended"),
+    [
+        ("/v1/chat/completions", "finish_reason", "length", "tool_calls"),
+        ("/v1/messages", "stop_reason", "max_tokens", "tool_use"),
+        ("/v1/responses", "status", "incomplete", "completed"),
+    ],
+)
+def test_an_answer_with_a_call_that_a_limit_cut_off_is_told_as_cut(route: str, name: str, cut: str, ended: str) -> None:
+    """Streamed and not: there might have been another call behind that."""
+    said = CODECS[CHATML].encode_text('<tool_call>{"name": "look", "arguments": {"k": "2"}}</tool_call>').tolist()
+    ends: list[tuple[list[int], FinishReason]] = [([], FinishReason.LENGTH), ([END], FinishReason.STOP)]
+
+    async def play(end: tuple[list[int], FinishReason]) -> Any:
+        session = session_of(Parted([(said, None), end]), CHATML, "hermes")
+        told, whole = await streamed(session, APIS[route], {**BODIES[route], **more})
+        assert put_together[APIS[route]](events(told)) == whole
+        answer = whole["choices"][0] if "chat" in route else whole
+        assert "look" in json.dumps(answer)
+        assert route != "/v1/responses" or (whole["incomplete_details"] is not None) == (not end[0])
+        return answer[name]
+
+    more = {"stream_options": {"include_usage": True}} if "chat" in route else {}
+    assert [asyncio.run(play(end)) for end in ends] == [cut, ended]
+
+
 def whole_of(said: str, tool_parser: str, template: str = CHATML, **more: Any) -> dict[str, Any]:
     """The choice of a chat whose marks are special tokens, streamed and not."""
     tokens = MARKED[template].encode_text(said).tolist()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headrace.config.gateway import GatewayConfig
 from headrace.engines.completions import Completion, GenerationAborted
-from headrace.engines.protocol import EngineError, RequestError
+from headrace.engines.protocol import EngineError, FinishReason, RequestError
 from headrace.experience.text.messages import Message
 from headrace.gateway.agents.agent_requests import AgentRequest, ChatRequest, TextRequest
 from headrace.gateway.agents.answered import Answered, Choice
@@ -251,7 +251,8 @@ class AgentSession:
         said = await off_loop(services, len(tokens), reading.said, tokens, finish)
         message = reading.message(said, number)
         texts = reading.token_texts(tokens) if logprobs else ()
-        ended_by = "tool_calls" if "tool_calls" in message else finish.value
+        is_whole = finish is not FinishReason.LENGTH  # or it might have gone on, with another call
+        ended_by = "tool_calls" if is_whole and "tool_calls" in message else finish.value
         return Choice(completion, message, ended_by, texts, said.stopped_by)
 
     def conversation_of(self, response: str) -> list[Message]:

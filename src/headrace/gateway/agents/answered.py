@@ -20,7 +20,7 @@ class Choice:
     message: Message
     """`content`, and perhaps `reasoning_content` and `tool_calls`, whose arguments are objects."""
     finish_reason: str
-    """`stop`, `length` or `tool_calls`."""
+    """`stop`, `length` or `tool_calls`: of what a limit cut off `length`, also where there are calls in it."""
     token_texts: tuple[str, ...] = ()
     """Where log-probs were asked for."""
     stopped_by: str | None = None
