@@ -314,6 +314,29 @@ def test_calls_come_with_the_end(route: str, name: str) -> None:
         assert (message["content"][0]["text"], called["arguments"]) == (said, '{"k": "2"}')
 
 
+def logprobs_of(said: str, route: str, **more: Any) -> dict[str, Any]:
+    """Of an answer that comes token by token, streamed and not."""
+    tokens = CODECS[CHATML].encode_text(said).tolist()
+    parts: Parts = [*(([token], None) for token in tokens), ([END], FinishReason.STOP)]
+    body = {**BODIES[route], "stream_options": {"include_usage": True}, **more}
+
+    async def play() -> tuple[bytes, dict[str, Any]]:
+        return await streamed(session_of(Parted(parts), CHATML, "none"), APIS[route], body)
+
+    told, whole = asyncio.run(play())
+    assert put_together[APIS[route]](events(told)) == whole
+    return dict(whole["choices"][0]["logprobs"])
+
+
+def test_log_probs_of_tokens_that_are_parts_of_a_character() -> None:
+    found = logprobs_of("é😀b", "/v1/completions", logprobs=0)
+    assert found["tokens"] == ["", "é", "", "", "", "😀", "b", "<|im_end|>"]
+    assert found["text_offset"] == [0, 0, 1, 1, 1, 1, 2, 3]
+    found = logprobs_of("é😀b", "/v1/chat/completions", logprobs=True)
+    data = [bytes(each["bytes"]) for each in found["content"]]
+    assert data == [*(bytes([byte]) for byte in "é😀b".encode()), b"<|im_end|>"]
+
+
 @pytest.mark.parametrize(
     ("route", "name", "cut", "ended"),
     [

@@ -43,6 +43,9 @@ class SimulatedTokenizer:
     def convert_tokens_to_ids(self, token: str) -> None:
         return None
 
+    def convert_ids_to_tokens(self, token: int) -> None:
+        return None
+
     def apply_chat_template(
         self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool, **more: Any
     ) -> str:

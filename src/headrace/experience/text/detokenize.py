@@ -24,6 +24,8 @@ class Detokenizer:
         """How many of the window's first ids only give the others their context."""
         self._shown = decode(self._window)
         """The part of the window's text that was given out, context included."""
+        self.is_whole = True
+        """Whether nothing is held back."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         self._window.extend(token_ids)
@@ -31,11 +33,13 @@ class Detokenizer:
         whole = text.rstrip(_BROKEN)
         if len(text) - len(whole) > _LONGEST_BROKEN:
             whole = text[:-_UNFINISHED]
+        self.is_whole = whole == text
         return self._show(text, whole)
 
     def flush(self) -> str:
         """What was held back, though unfinished."""
         text = self._decode(self._window)
+        self.is_whole = True
         return self._show(text, text)
 
     def _show(self, text: str, part: str) -> str:

@@ -93,6 +93,10 @@ class FastTokenizer:
         """The id of one token, None if there is no such token."""
         return self._backend.token_to_id(token)
 
+    def convert_ids_to_tokens(self, token: int) -> str | None:
+        """The name of one token in the vocabulary, None if there is no such token."""
+        return self._backend.id_to_token(token)
+
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
         """Text of ids: a list, an array, or one."""
         ids = np.asarray(token_ids, dtype=np.int64).reshape(-1).tolist()

@@ -28,6 +28,16 @@ class Piecewise:
         self._held = ids[end:]
         return self._detokenizer.push(ids[:end]) if end else ""
 
+    def flush(self) -> str:
+        """What was held back, when no more comes; not where decoding cleans up."""
+        held, self._held = self._held, []
+        return self._detokenizer.push(held) + self._detokenizer.flush()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is held back."""
+        return not self._held and self._detokenizer.is_whole
+
     def _is_of_run(self, token: int) -> bool:
         """Whether it is a byte, or may stand unseen between two."""
         known = self._codec.byte_ids

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.messages import Message, Tool
+from headrace.experience.text.spellings import PROBE, Spelling, spelling_of
 
 Content = str | list[Message]
 """Text, or chat messages: see `experience.messages`."""
@@ -33,6 +34,8 @@ class HFTokenizer(Protocol):
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> Any: ...
 
     def convert_tokens_to_ids(self, token: str, /) -> Any: ...
+
+    def convert_ids_to_tokens(self, token: int, /) -> Any: ...
 
     def apply_chat_template(
         self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool, **more: Any
@@ -146,8 +149,27 @@ class TextCodec:
     @cached_property
     def special_tokens(self) -> Mapping[int, str]:
         """Those that decoding leaves out, by id."""
-        added = getattr(self._tokenizer, "added_tokens_decoder", {})
-        return {token: each.content for token, each in added.items() if each.special}
+        return {token: each.content for token, each in self._added.items() if each.special}
+
+    @cached_property
+    def _added(self) -> Mapping[int, Any]:
+        """Tokens beside the vocabulary, by id."""
+        added: Mapping[int, Any] = getattr(self._tokenizer, "added_tokens_decoder", {})
+        return added
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """Of UTF-8 what `token` stands for, perhaps a part of a character. None where the vocabulary does not tell."""
+        if token in self._added:
+            return str(self._added[token].content).encode()
+        name = self._tokenizer.convert_ids_to_tokens(token)
+        if not isinstance(name, str):
+            return None
+        return bytes([_BYTES.index(name)]) if token in self.byte_ids else self._spelling(name)
+
+    @cached_property
+    def _spelling(self) -> Spelling:
+        names = map(self._tokenizer.convert_ids_to_tokens, self._plain(PROBE))
+        return spelling_of("".join(map(str, names)))
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:

@@ -18,6 +18,7 @@ from headrace.config.gateway import GatewayConfig
 from headrace.engines.completions import Completion, GenerationAborted
 from headrace.engines.protocol import EngineError, FinishReason, RequestError
 from headrace.experience.text.messages import Message
+from headrace.experience.text.token_texts import ShownToken
 from headrace.gateway.agents.agent_requests import AgentRequest, ChatRequest, TextRequest
 from headrace.gateway.agents.answered import Answered, Choice
 from headrace.gateway.agents.client_sampling import CHOSEN, client_sampling
@@ -250,10 +251,12 @@ class AgentSession:
         services, tokens, finish = self._policy.settings.services, completion.tokens, completion.finish_reason
         said = await off_loop(services, len(tokens), reading.said, tokens, finish)
         message = reading.message(said, number)
-        texts = reading.token_texts(tokens) if logprobs else ()
+        shown: tuple[ShownToken, ...] = ()
+        if logprobs:
+            shown = await off_loop(services, len(tokens), reading.shown, tokens, completion.logprobs)
         is_whole = finish is not FinishReason.LENGTH  # or it might have gone on, with another call
         ended_by = "tool_calls" if is_whole and "tool_calls" in message else finish.value
-        return Choice(completion, message, ended_by, texts, said.stopped_by)
+        return Choice(completion, message, ended_by, shown, said.stopped_by)
 
     def conversation_of(self, response: str) -> list[Message]:
         """That of an answer to `/v1/responses`, by its id, without its instructions. Raises ApiError."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from headrace.engines.completions import Completion
 from headrace.experience.text.messages import Message
+from headrace.experience.text.token_texts import ShownToken
 from headrace.gateway.agents.so_far import SoFar
 from headrace.gateway.agents.token_tree import Node
 from headrace.gateway.responses import ChatShape, CompletionShape, Envelope, usage
@@ -21,19 +22,14 @@ class Choice:
     """`content`, and perhaps `reasoning_content` and `tool_calls`, whose arguments are objects."""
     finish_reason: str
     """`stop`, `length` or `tool_calls`: of what a limit cut off `length`, also where there are calls in it."""
-    token_texts: tuple[str, ...] = ()
+    tokens: tuple[ShownToken, ...] = ()
     """Where log-probs were asked for."""
     stopped_by: str | None = None
     """The text of the client's that ended it."""
 
     @property
     def so_far(self) -> SoFar:
-        return SoFar(self.message, self.token_texts, self.logprobs, self.finish_reason)
-
-    @property
-    def logprobs(self) -> list[float]:
-        """Of the tokens, where they were asked for."""
-        return [float(value) for value in self.completion.logprobs.tolist()] if self.token_texts else []
+        return SoFar(self.message, self.tokens, self.finish_reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +64,7 @@ def whole_chat(answered: Answered) -> dict[str, Any]:
         {
             "index": index,
             "message": _message(choice.message),
-            "logprobs": chat_logprobs(choice.token_texts, choice.logprobs),
+            "logprobs": chat_logprobs(choice.tokens),
             "finish_reason": choice.finish_reason,
         }
         for index, choice in enumerate(answered.choices)
@@ -81,7 +77,7 @@ def whole_text(answered: Answered) -> dict[str, Any]:
         {
             "index": index,
             "text": choice.message["content"],
-            "logprobs": text_logprobs(choice.token_texts, choice.logprobs),
+            "logprobs": text_logprobs(choice.tokens),
             "finish_reason": choice.finish_reason,
         }
         for index, choice in enumerate(answered.choices)
@@ -111,24 +107,24 @@ def openai_calls(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def chat_logprobs(texts: Sequence[str], values: Sequence[float]) -> dict[str, Any] | None:
+def chat_logprobs(tokens: Sequence[ShownToken]) -> dict[str, Any] | None:
     """Of some tokens; None of none."""
-    return {"content": token_logprobs(texts, values)} if texts else None
+    return {"content": token_logprobs(tokens)} if tokens else None
 
 
-def token_logprobs(texts: Sequence[str], values: Sequence[float]) -> list[dict[str, Any]]:
+def token_logprobs(tokens: Sequence[ShownToken]) -> list[dict[str, Any]]:
     """An entry for each token."""
     return [
-        {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
-        for text, value in zip(texts, values, strict=True)
+        {"token": each.text, "logprob": each.logprob, "bytes": list(each.data), "top_logprobs": []} for each in tokens
     ]
 
 
-def text_logprobs(texts: Sequence[str], values: Sequence[float], offset: int = 0) -> dict[str, Any] | None:
+def text_logprobs(tokens: Sequence[ShownToken], offset: int = 0) -> dict[str, Any] | None:
     """Of some tokens, before which there are `offset` characters; None of none."""
-    if not texts:
+    if not tokens:
         return None
     offsets = [offset]
-    for text in texts[:-1]:
-        offsets.append(offsets[-1] + len(text))
-    return {"tokens": list(texts), "token_logprobs": list(values), "top_logprobs": None, "text_offset": offsets}
+    for each in tokens[:-1]:
+        offsets.append(offsets[-1] + each.length)
+    texts, values = [each.text for each in tokens], [each.logprob for each in tokens]
+    return {"tokens": texts, "token_logprobs": values, "top_logprobs": None, "text_offset": offsets}

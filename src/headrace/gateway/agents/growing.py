@@ -14,6 +14,7 @@ from headrace.engines.protocol import TokenChunk
 from headrace.experience.text.messages import Message
 from headrace.experience.text.piecewise import Piecewise
 from headrace.experience.text.stops import first_place
+from headrace.experience.text.token_texts import ShownToken, TokenTexts
 from headrace.gateway.agents.answered import Answered
 from headrace.gateway.agents.left_out import LeftOut
 from headrace.gateway.agents.reading import Reading
@@ -28,7 +29,8 @@ class GrowingAnswer:
 
     def __init__(self, reading: Reading, *, logprobs: bool) -> None:
         self._reading = reading
-        self._logprobs = logprobs
+        self._token_texts = TokenTexts(reading.text) if logprobs else None
+        self._tokens: list[ShownToken] = []
         self._coming: list[TokenChunk] = []
         self._pieces = Piecewise(reading.text)
         self._held = ""
@@ -37,8 +39,6 @@ class GrowingAnswer:
         self._watch = None if reading.parser is None else reading.parser.watch()
         self._plain_thought, self._plain = LeftOut(reading.marks), LeftOut(reading.marks)
         self._message: Message = {"role": "assistant", "content": ""}
-        self._texts: list[str] = []
-        self._values: list[float] = []
 
     def came(self, chunk: TokenChunk) -> None:
         """More tokens, none of which will be taken back."""
@@ -50,13 +50,12 @@ class GrowingAnswer:
         ids: list[int] = []
         for chunk in coming:
             ids += chunk.tokens.tolist()
-            if self._logprobs:
-                self._texts += self._reading.token_texts(chunk.tokens)
-                self._values += chunk.logprobs.tolist()
+            if self._token_texts is not None:
+                self._tokens += self._token_texts.push(chunk.tokens.tolist(), chunk.logprobs.tolist())
         if ids:
             # Of an engine that died after it sampled the token that closes the turn: nothing comes behind it.
             self._push(ids[:-1] if ids[-1] in self._reading.closing else ids)
-        return SoFar(self._message, self._texts, self._values)
+        return SoFar(self._message, self._tokens)
 
     def _push(self, ids: list[int]) -> None:
         self._held += self._pieces.push(ids)

@@ -33,7 +33,7 @@ class ChatStream:
             each = [_chunk(delta.index, part) for part in parts]
             if delta.finish_reason is not None:
                 each.append({**_chunk(delta.index, {}), "finish_reason": delta.finish_reason})
-            each[0]["logprobs"] = chat_logprobs(delta.token_texts, delta.logprobs)
+            each[0]["logprobs"] = chat_logprobs(delta.tokens)
             chunks += each
         return [(None, self._envelope.chunk(chunk)) for chunk in chunks]
 
@@ -69,6 +69,6 @@ def _text(delta: Delta) -> dict[str, Any]:
     return {
         "index": delta.index,
         "text": delta.text,
-        "logprobs": text_logprobs(delta.token_texts, delta.logprobs, delta.offset),
+        "logprobs": text_logprobs(delta.tokens, delta.offset),
         "finish_reason": delta.finish_reason,
     }

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.engines.protocol import FinishReason
 from headrace.experience.text.messages import Message, Tool
+from headrace.experience.text.token_texts import ShownToken, TokenTexts
 from headrace.experience.text.tokens import TextCodec
 from headrace.gateway.agents.call_ids import call_id
 from headrace.gateway.agents.left_out import left_out
@@ -85,9 +86,10 @@ class Reading:
         thought = None if thought is None else left_out(thought, self.marks)
         return ParsedText(left_out(parsed.text, self.marks), parsed.calls, thought)
 
-    def token_texts(self, tokens: NDArray[np.int32]) -> tuple[str, ...]:
-        """Each by itself."""
-        return tuple(self.text.decode([token], keep_special_tokens=True) for token in tokens.tolist())
+    def shown(self, tokens: NDArray[np.int32], logprobs: NDArray[np.float32]) -> tuple[ShownToken, ...]:
+        """All tokens of an answer, as log-probs show them."""
+        texts = TokenTexts(self.text)
+        return (*texts.push(tokens.tolist(), logprobs.tolist()), *texts.flush())
 
 
 def _as_calls(calls: Sequence[ToolCall], answer: int) -> list[dict[str, Any]]:

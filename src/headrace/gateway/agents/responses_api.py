@@ -132,8 +132,7 @@ def _items(answered: Answered) -> list[dict[str, Any]]:
     message = choice.message
     items = [thought_item(number, message["reasoning_content"])] if message.get("reasoning_content") else []
     if message["content"] or "tool_calls" not in message:
-        logprobs = token_logprobs(choice.token_texts, choice.logprobs)
-        items.append(message_item(number, message["content"], logprobs))
+        items.append(message_item(number, message["content"], token_logprobs(choice.tokens)))
     return items + [call_item(number, place, call) for place, call in enumerate(message.get("tool_calls", ()))]
 
 

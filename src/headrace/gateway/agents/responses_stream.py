@@ -45,7 +45,7 @@ class ResponseStream:
         number = self._answered.number
         events = [] if self._told else self._begin()
         for delta in deltas:
-            self._tokens += token_logprobs(delta.token_texts, delta.logprobs)
+            self._tokens += token_logprobs(delta.tokens)
             if delta.thought:
                 events += self._goes_on(thought_item(number, ""), delta.thought)
             if delta.text:

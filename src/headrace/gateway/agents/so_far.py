@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.experience.text.messages import Message
+from headrace.experience.text.token_texts import ShownToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +16,8 @@ class SoFar:
 
     message: Message
     """`content`, `reasoning_content` and `tool_calls`, each the beginning of what it will be."""
-    token_texts: Sequence[str] = ()
+    tokens: Sequence[ShownToken] = ()
     """Where log-probs were asked for."""
-    logprobs: Sequence[float] = ()
     finish_reason: str | None = None
     """None: it goes on."""
 
@@ -33,9 +33,8 @@ class Delta:
     calls: Sequence[dict[str, Any]]
     first_call: int
     """The place of the first of `calls` in its message."""
-    token_texts: Sequence[str]
-    """Up to here, of those that no delta had; where log-probs were asked for."""
-    logprobs: Sequence[float]
+    tokens: Sequence[ShownToken]
+    """Up to here, those that no delta had; where log-probs were asked for."""
     offset: int
     """Characters of the tokens before."""
     finish_reason: str | None
@@ -56,14 +55,12 @@ class Told:
         text, calls = message["content"][self._text :], message.get("tool_calls", ())[self._calls :]
         if not (thought or text or calls or (ended and not self._has_ended)):
             return None
-        texts, logprobs = so_far.token_texts[self._tokens :], so_far.logprobs[self._tokens :]
-        delta = Delta(
-            self._index, thought, text, calls, self._calls, texts, logprobs, self._characters, so_far.finish_reason
-        )
+        tokens = so_far.tokens[self._tokens :]
+        delta = Delta(self._index, thought, text, calls, self._calls, tokens, self._characters, so_far.finish_reason)
         self._text += len(text)
         self._calls += len(calls)
-        self._tokens += len(texts)
-        self._characters += sum(map(len, texts))
+        self._tokens += len(tokens)
+        self._characters += sum(each.length for each in tokens)
         self._has_ended = ended
         return delta
 
