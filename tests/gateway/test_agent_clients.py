@@ -80,6 +80,45 @@ def test_anthropics_client_counts_what_the_policy_would_see() -> None:
     assert only.metadata["refused"] == 1
 
 
+@pytest.mark.parametrize(("said", "told"), [("no row", "Error: no row"), (None, "Error")])
+def test_a_result_of_a_tool_that_failed_says_so(said: str | None, told: str) -> None:
+    """And the history goes on from it."""
+
+    async def test(session: AgentSession, _: ScriptedEngine) -> Any:
+        messages: list[Any] = [{"role": "user", "content": "hi"}]
+        for is_error in (True, False, None):
+            body = {"model": session.model, "max_tokens": 16, "tools": [LOOK], "messages": messages}
+            status, answer = await post(session, body, "messages")
+            assert status == 200
+            result = {"type": "tool_result", "content": said, "is_error": is_error}
+            results = [{**result, "tool_use_id": block.get("id")} for block in answer["content"]]
+            messages += [{"role": "assistant", "content": answer["content"]}, {"role": "user", "content": results}]
+        return session.trajectories()
+
+    call = '<tool_call>{"name": "look"}</tool_call>'
+    (only,), _ = run(test, says(call), says(call), says("done"))
+    results = "".join(f"{call}<eos>[tool]{result}[assistant]" for result in (told, said or ""))
+    assert read(only) == f"[user]hi[assistant]{results}done<eos>"
+
+
+def test_both_clients_list_the_model() -> None:
+    anthropic, openai = pytest.importorskip("anthropic"), pytest.importorskip("openai")
+
+    async def test(session: AgentSession, _: ScriptedEngine) -> None:
+        async with anthropic.AsyncAnthropic(base_url=root_of(session), api_key=session.api_key) as client:
+            page = await client.models.list()
+            assert (page.has_more, page.first_id, page.last_id) == (False, "policy", "policy")
+            (model,) = [each async for each in client.models.list()]
+            assert model == await client.models.retrieve("policy")
+            assert (model.id, model.type, model.display_name) == ("policy", "model", "policy")
+            assert (model.lifecycle, model.created_at.timestamp()) == ("active", 0)
+        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
+            (same,) = [each async for each in client.models.list()]
+            assert (same.id, same.object, same.owned_by) == ("policy", "model", "headrace")
+
+    run(test)
+
+
 def test_anthropics_stop_sequences_limits_and_streamed_calls() -> None:
     anthropic = pytest.importorskip("anthropic")
 

@@ -26,6 +26,8 @@ _IGNORED = (
 )
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERRORS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
+_FAILED = "Error"
+"""What a tool's result begins with that is one of a failure, since chat templates have no other place for that."""
 _NO_THREADS = "message threads are not kept here: send the whole conversation, as with thread=False"
 
 
@@ -136,6 +138,8 @@ def _messages_of(value: Any, where: str) -> list[Message]:
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
             case "tool_result":
                 said = _text_of(block.get("content") or "", where)
+                if block.get("is_error"):
+                    said = f"{_FAILED}: {said}" if said else _FAILED
                 results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": said})
             case _:
                 raise ApiError(

@@ -32,6 +32,8 @@ _WHOLE = {"Content-Type": "application/json; charset=utf-8"}
 _STREAMED = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 _RETRIES = "x-stainless-retry-count"
 """How often the official clients have sent a request before."""
+_UNKNOWN = "1970-01-01T00:00:00Z"
+"""When a model was released, where that is not known."""
 _LONGEST_COUNT = 10
 """Digits."""
 
@@ -71,7 +73,8 @@ class SessionRoutes:
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         session = self._of(request)
-        return web.json_response({"object": "list", "data": [_model(session)]})
+        one_page = {"has_more": False, "first_id": session.model, "last_id": session.model}
+        return web.json_response({"object": "list", "data": [_model(session)], **one_page})
 
     async def model(self, request: web.Request) -> web.StreamResponse:
         session, name = self._of(request), request.match_info["model"]
@@ -235,4 +238,7 @@ def _retries(request: web.Request) -> int:
 
 
 def _model(session: AgentSession) -> dict[str, Any]:
-    return {"id": session.model, "object": "model", "created": 0, "owned_by": "headrace"}
+    """As OpenAI has it, and Anthropic: each client takes what it knows."""
+    openai = {"object": "model", "created": 0, "owned_by": "headrace"}
+    anthropic = {"type": "model", "display_name": session.model, "created_at": _UNKNOWN, "lifecycle": "active"}
+    return {"id": session.model, **openai, **anthropic}
