@@ -46,6 +46,19 @@ def test_a_text_that_begins_in_the_prompt_is_none() -> None:
     assert completion.tokens.tolist() == ids("b ab").tolist()
 
 
+def test_a_text_that_begins_in_the_turn_so_far_is_one() -> None:
+    engine = ScriptedEngine(lambda _: chunk([*ids("b> ab"), EOS]))
+    asked = policy(engine, stop=("ab>",)).generate(ids("q a"), begun=1)
+    assert asyncio.run(asked).tokens.tolist() == ids("b>").tolist()
+
+
+def test_a_turn_that_has_one_already_gets_no_token() -> None:
+    engine = ScriptedEngine()
+    completion = asyncio.run(policy(engine, stop=("ab",)).generate(ids("q abc"), begun=4))
+    assert (completion.tokens.tolist(), completion.finish_reason) == ([], FinishReason.STOP)
+    assert not engine.requests
+
+
 def test_what_the_last_token_says_beyond_stays() -> None:
     texts = {1: "an</an", 2: "swer> wow"}
     stops = StopTexts(
@@ -77,6 +90,28 @@ def test_characters_of_several_tokens_are_looked_at_when_they_are_whole() -> Non
         stops = StopTexts(codec.decode, np.zeros(0, np.int32), (stop,))
         count = next(count for token in tokens if (count := stops.push(np.array([token]))) is not None)
         assert codec.decode(tokens[:count]) == said
+
+
+@given(
+    st.text("ab</", min_size=1, max_size=40),
+    st.lists(st.text("ab</", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.data(),
+)
+@settings(max_examples=40)
+def test_completions_one_after_another_end_where_one_would(text: str, stops: list[str], data: st.DataObject) -> None:
+    """However often a turn was cut off."""
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=3)))
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    expected = text[: min(ends)] if ends else text
+    turn = ""
+    for end in (*cuts, len(text)):
+        rest = list(ids(text[len(turn) : end]))
+        engine = ScriptedEngine(lambda _, rest=rest: chunk(rest))
+        asked = policy(engine, stop=tuple(stops), sampling=SamplingParams(max_new_tokens=200))
+        turn += char_tokenizer().decode(asyncio.run(asked.generate(ids("q" + turn), begun=len(turn))).tokens)
+        if turn != text[:end]:
+            break
+    assert turn == expected
 
 
 @given(

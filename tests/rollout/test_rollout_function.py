@@ -88,7 +88,12 @@ class Playing:
         self.engine, self.runtime = engine, changes.pop("runtime", None) or InlineRuntime()
         values = {"timeout_s": 5.0, "evaluation": False, "masks_continued": False, **changes}
         buffer_filter, rewards = values.pop("buffer_filter", None), values.pop("rewards", None)
-        policy = settings(engine, services=self.runtime, return_experts=values.pop("return_experts", False))
+        policy = settings(
+            engine,
+            services=self.runtime,
+            return_experts=values.pop("return_experts", False),
+            stop=values.pop("stop", ()),
+        )
         kept = None
         if folder is not None:
             kept = KeptPartials(Partials(folder), self.runtime, masks=values["masks_continued"])
@@ -206,6 +211,38 @@ def test_a_group_that_is_put_back_goes_on_from_what_it_has() -> None:
     first, second = engine.requests
     assert second.prompt.tolist() == ids("3+4=" + had).tolist()
     assert (second.sampling.max_new_tokens, second.noise_key) == (16 - len(had), first.noise_key)
+
+
+@pytest.mark.parametrize("cut", [2, 3, 4, 5])
+def test_a_stop_text_ends_a_sample_that_was_cut_off_in_its_midst(cut: int) -> None:
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        (group,) = await buffer.get(1)
+        under_way = asyncio.create_task(group[0].generate())
+        if not engine.ends:
+            await while_it_holds(lambda: len(group[0]._coming) < cut)
+            await buffer.abort()
+            assert len(group[0].response) == cut
+            engine.ends, engine.text = True, "12</a>345"
+        await under_way
+        return [group]
+
+    engine = StreamingEngine("12</a>345"[:cut], ends=False)
+    (group,) = play(function, engine, samples=1, stop=("</a>",))
+    (sample,) = group.samples
+    assert sample.tokens.tolist() == ids("3+4=12</a>").tolist()
+    assert sample.status is SampleStatus.COMPLETED
+
+
+def test_a_stop_text_does_not_begin_in_what_is_given() -> None:
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        (group,) = await all_of(buffer, batch, evaluation)
+        group[0].add_observation(ids("x"))
+        await group[0].generate()
+        return [group]
+
+    engine = ScriptedEngine(says("a"), lambda _: chunk([*ids("ba"), EOS]))
+    (group,) = play(function, engine, samples=1, stop=("xb",))
+    assert group.samples[0].tokens.tolist() == [*ids("3+4=a"), EOS, *ids("xba"), EOS]
 
 
 def test_what_an_engine_had_sampled_and_not_sent_is_kept_too() -> None:

@@ -173,6 +173,7 @@ class Policy:
         came: Callable[[TokenChunk], None] | None = None,
         cut: Cut | None = None,
         soon: bool = False,
+        begun: int = 0,
     ) -> Completion:
         """Sample after `prompt` (token ids, at least one), until a stop token, a stop text or a limit.
 
@@ -181,6 +182,8 @@ class Policy:
         Calls with another `index` draw other noise: give one to each of several continuations of the same tokens. If no
         room is left in the context, the completion is empty and ends by LENGTH. `came` is told tokens as they come: see
         `complete`. `cut`: by which it is ended from outside. `soon`: somebody reads along (`GenerateRequest.soon`).
+        `begun`: how many of the prompt's last tokens an earlier call sampled, of the turn that this one goes on with. A
+        stop text may begin in them; where they hold one, the completion is empty, and ends by STOP.
 
         Raises EngineError when no engine could serve it (NotServed where none came back in time), RequestError when
         none ever could, WaitTimeout, and GenerationAborted.
@@ -196,6 +199,12 @@ class Policy:
         if limit <= 0:
             return joined_parts([], FinishReason.LENGTH)
         texts = (*settings.stop, *stop)
+        stops = None
+        if texts:
+            turn = len(tokens) - begun
+            stops = StopTexts(partial(settings.text.decode, keep_special_tokens=True), tokens[:turn], texts)
+            if await off_loop(settings.services, begun, stops.begin, tokens[turn:]):
+                return joined_parts([], FinishReason.STOP)
         patience = Patience(settings.clock, settings.request_timeout_s)
         asked = Asked(
             name=f"{self._name}.{self._completions}",
@@ -211,8 +220,6 @@ class Policy:
             cut=cut,
         )
         self._completions += 1
-        decode = partial(settings.text.decode, keep_special_tokens=True)
-        stops = StopTexts(decode, tokens, texts) if texts else None
         completion = await patience.wait_for(
             complete(settings.engines, asked, stops, settings.services, came),
             f"a completion of group {self._group}, episode {self._episode}",

@@ -174,14 +174,17 @@ class RolloutSample:
             raise RuntimeError("the sample is being generated already: wait for the first call to end")
         if self.is_finished:
             return joined_parts([], FinishReason.LENGTH if self.status is SampleStatus.TRUNCATED else FinishReason.STOP)
-        limit = self._limit - len(self._last_turn()) if max_new_tokens is None else max_new_tokens
+        begun = len(self._last_turn())
+        limit = self._limit - begun if max_new_tokens is None else max_new_tokens
         if not self.holder.is_live:
             await self.policy.settings.clock.sleep(0.0)  # one that asks again and again can be cancelled here
         if not self.holder.is_live or limit <= 0:
             self.status = SampleStatus.TRUNCATED if self.holder.is_live else SampleStatus.ABORTED
             return joined_parts([], FinishReason.LENGTH if self.holder.is_live else FinishReason.ABORT)
         self._coming, self._cut = [], Cut()
-        asked = self.policy.generate(self.tokens, max_new_tokens=limit, came=self._coming.append, cut=self._cut)
+        asked = self.policy.generate(
+            self.tokens, max_new_tokens=limit, came=self._coming.append, cut=self._cut, begun=begun
+        )
         request = self._request = asyncio.ensure_future(asked)
         try:
             completion = await request

@@ -12,8 +12,8 @@ from headrace.experience.text.stops import StopStrings
 
 
 class StopTexts:
-    """Watches one completion. It is looked at token by token, so what it finds depends on neither chunks nor
-    interruptions."""
+    """Watches one turn. It is looked at token by token, so what it finds depends on neither chunks nor interruptions,
+    also where completions one after another make the turn."""
 
     def __init__(
         self, decode: Callable[[NDArray[np.int32]], str], prompt: NDArray[np.int32], stops: Sequence[str]
@@ -23,6 +23,13 @@ class StopTexts:
         self._detokenizer = Detokenizer(lambda ids: decode(np.asarray(ids, dtype=np.int32)), prompt.tolist())
         self._stops = StopStrings(stops)
         self._tokens = 0
+
+    def begin(self, tokens: NDArray[np.int32]) -> bool:
+        """Before all else: `tokens`, of earlier completions, begin the turn, and `push` counts what comes behind them.
+        Whether they hold a stop text; then nothing may be pushed."""
+        ended = self.push(tokens) is not None
+        self._tokens = 0
+        return ended
 
     def push(self, tokens: NDArray[np.int32]) -> int | None:
         """How many tokens the completion has up to the one that completes a stop text; None if none does yet. Once it
