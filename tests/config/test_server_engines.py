@@ -32,6 +32,12 @@ from headrace.config.values.hosts import is_loopback
         ({"kind": "vllm", "url": ["http://127.0.0.1:1"], "replicas": 2}, "replicas is 2, and url names 1"),
         ({"kind": "vllm", "url": "http://127.0.0.1:1", "args": {"x": 1}}, "args and python are of servers"),
         ({"kind": "vllm", "token_env": "T"}, "token_env is of url, which is not given"),
+        ({"kind": "sglang", "admin_token_env": "A"}, "admin_token_env is of url, which is not given"),
+        (
+            {"kind": "vllm", "url": "http://127.0.0.1:1", "admin_token_env": "A"},
+            "admin_token_env is of SGLang, and kind",
+        ),
+        ({"admin_token_env": "A"}, "admin_token_env is of a server, and kind is 'embedded'"),
         ({"kind": "vllm", "prefill_tokens_per_step": 8}, "prefill_tokens_per_step is of the embedded engine"),
         (
             {"kind": "vllm", "url": ["http://127.0.0.1:1", "http://127.0.0.1:1/"]},

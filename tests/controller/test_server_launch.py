@@ -188,6 +188,12 @@ def test_a_token_that_is_not_set_is_told_before_anything_starts(
     far = {"engine__kind": "vllm", "engine__url": "http://192.0.2.7:8000", "engine__token_env": "T"}
     with pytest.raises(ConfigError, match=r"^engine\.token_env names T, which is not set; export it"):
         make_plan(load_config(TrainConfig, make_job(tmp_path, **far)))
+    monkeypatch.setenv("T", "a token")
+    both = far | {"engine__kind": "sglang", "engine__admin_token_env": "A"}
+    monkeypatch.delenv("A", raising=False)
+    with pytest.raises(ConfigError, match=r"^engine\.admin_token_env names A, which is not set; export it"):
+        make_plan(load_config(TrainConfig, make_job(tmp_path / "both", **both)))
+    monkeypatch.delenv("T")
     outside = {"outside": True, "token_env": "T"}
     with pytest.raises(ConfigError, match=r"^rollout\.agent\.token_env names T, which is not set"):
         make_plan(load_config(TrainConfig, make_job(tmp_path / "agents", rollout__agent=outside)))

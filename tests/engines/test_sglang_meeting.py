@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from aiohttp import web
@@ -14,9 +14,9 @@ from transformers import Qwen3Config
 from headrace.config.errors import ConfigError
 from headrace.controller.building.server_specs import told_apart
 from headrace.engines.servers.dialect import Expected
-from headrace.engines.servers.http import ServerHttp
+from headrace.engines.servers.http import ServerHttp, ServerRefused
 from headrace.engines.servers.sglang import SglangDialect
-from headrace.engines.servers.sglang_told import require_one_copy, routes
+from headrace.engines.servers.sglang_told import ADMIN_ROUTES, require_one_copy, routes
 from headrace.runtime.inline import InlineRuntime
 
 INFO = {
@@ -37,12 +37,27 @@ META = {
 }
 
 
-def met(answers: Mapping[str, Any], expected: Expected) -> str:
-    """The name of a server that answers so; what it has no answer for it does not know."""
+class Keys(NamedTuple):
+    """As SGLang has them: `admin` opens the routes of ADMIN_ROUTES, `api` the others, and those as well where there is
+    no `admin`."""
+
+    api: str | None = None
+    admin: str | None = None
+
+
+NONE = Keys()
+
+
+def met(answers: Mapping[str, Any], expected: Expected, keys: Keys = NONE, sent: Keys = NONE) -> str:
+    """The name of a server that answers so; what it has no answer for it does not know. A number is a status. `keys`:
+    that it was started with; `sent`: those that it is asked with."""
 
     async def answer(request: web.Request) -> web.Response:
-        found = answers.get(request.path)
-        return web.Response(status=404) if found is None else web.json_response(found)
+        wanted = keys.admin if keys.admin and request.path in ADMIN_ROUTES else keys.api
+        if wanted and request.headers.get("Authorization") != f"Bearer {wanted}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        found = answers.get(request.path, 404)
+        return web.Response(status=found) if isinstance(found, int) else web.json_response(found)
 
     async def run() -> str:
         runtime = InlineRuntime()
@@ -51,10 +66,12 @@ def met(answers: Mapping[str, Any], expected: Expected) -> str:
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        http = ServerHttp(f"http://127.0.0.1:{runner.addresses[0][1]}", runtime.clock)
+        of_routes = dict.fromkeys(ADMIN_ROUTES, sent.admin) if sent.admin else {}
+        http = ServerHttp(f"http://127.0.0.1:{runner.addresses[0][1]}", runtime.clock, sent.api, of_routes)
         await http.open()
         try:
             dialect = SglangDialect(http, 50, runtime)
+            await dialect.is_up()
             await dialect.meet(expected)
             return dialect.name
         finally:
@@ -100,6 +117,45 @@ def test_one_that_has_all_is_met() -> None:
 def test_what_a_server_lacks_is_refused_with_the_mend(told: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         met(told, EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sent"),
+    [
+        (Keys("a"), Keys("a")),
+        (Keys(admin="b"), Keys("b")),
+        (Keys(admin="b"), Keys(admin="b")),
+        (Keys("a", "b"), Keys("a", "b")),
+    ],
+)
+def test_its_keys_are_sent_to_the_routes_that_ask_for_them(keys: Keys, sent: Keys) -> None:
+    assert met(answers(), EXPECTED, keys, sent) == "SGLang 0.5.23"
+
+
+@pytest.mark.parametrize(
+    ("keys", "sent", "words"),
+    [
+        (Keys("a"), NONE, r"^http://\S+ refuses who asks \(401\); set engine\.token_env to the name"),
+        (Keys(admin="b"), NONE, "ADMIN"),
+        (Keys(admin="b"), Keys("a"), "ADMIN"),
+        (Keys("a", "b"), Keys("a"), "ADMIN"),
+        (Keys("a", "b"), Keys("a", "c"), "ADMIN"),
+    ],
+)
+def test_a_key_that_it_does_not_take_is_told_and_which(keys: Keys, sent: Keys, words: str) -> None:
+    admin = (
+        r"SGLang 0\.5\.23 at http://\S+, at /continue_generation, refuses who asks \(401\); set "
+        r"engine\.admin_token_env to .* its --admin-api-key \(without an --api-key, engine\.token_env may as well\)$"
+    )
+    with pytest.raises(ConfigError, match=admin if words == "ADMIN" else words):
+        met(answers(), EXPECTED, keys, sent)
+
+
+def test_one_that_cannot_go_on_is_not_told_to_be_another() -> None:
+    with pytest.raises(ServerRefused, match="the server answered 500 to POST /continue_generation"):
+        met(answers() | {"/continue_generation": 500}, EXPECTED)
+    with pytest.raises(ConfigError, match=r"has no /continue_generation \(405\); start SGLang 0\.5\.23"):
+        met(answers() | {"/continue_generation": 405}, EXPECTED)
 
 
 @pytest.mark.parametrize(

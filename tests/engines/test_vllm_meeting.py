@@ -127,6 +127,7 @@ def without_top() -> dict[str, Any]:
             r"vLLM 0\.32\.0 at http://here lacks the plugin headrace-vllm, or its developer routes are closed \(404\); "
             "pip install headrace-vllm where vLLM is",
         ),
+        ("/collective_rpc", 401, r"vLLM 0\.32\.0 at http://here refuses who asks \(401\); set engine\.token_env"),
         ("/collective_rpc", {"results": [None]}, "has no process that answers for headrace-vllm"),
         (GENERATE, {"choices": [{**CHOICE, "weight_versions": None}]}, "does not tell which weights sampled a token"),
         (GENERATE, {"choices": []}, "does not tell which weights sampled a token"),

@@ -201,6 +201,10 @@ def test_a_token_that_is_refused_is_told_so(tmp_path: Path, monkeypatch: pytest.
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         given = replace(spec(tmp_path), launch=None, url=url)
         runtime = InlineRuntime()
+        unset = ServerEngineWorker(replace(given, token_env="TOKEN", admin_token_env="NONE"), runtime)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"engine\.admin_token_env is 'NONE', but the environment has no such"):
+            await unset.start()
+        await unset.close()
         for token_env, words in ((None, "refuses who asks"), ("TOKEN", None), ("NONE", "has no such variable")):
             worker = ServerEngineWorker(replace(given, token_env=token_env), runtime)  # type: ignore[arg-type]
             if words is None:

@@ -69,6 +69,9 @@ class EngineSection(Section):
     loopback needs `token_env`."""
     token_env: str | None = None
     """The environment variable that holds the token for `url`."""
+    admin_token_env: str | None = None
+    """Of an SGLang at `url` that was started with an `--admin-api-key` which is not its `--api-key`: the environment
+    variable that holds it. Unless given, `token_env` is for all routes."""
     args: dict[str, Any] = Field(default_factory=dict)
     """Options of a server that is launched, by its own names, as `{enable_prefix_caching: true}`; what it does not know
     it refuses."""
@@ -93,13 +96,17 @@ class EngineSection(Section):
 
     @model_validator(mode="after")
     def _of_a_server(self) -> Self:
-        given = [key for key in ("python", "url", "token_env", "args") if getattr(self, key)]
+        given = [key for key in ("python", "url", "token_env", "admin_token_env", "args") if getattr(self, key)]
         if not self.is_server and given:
             raise ValueError(f"{given[0]} is of a server, and kind is 'embedded'; drop it, or set kind: vllm or sglang")
+        if self.admin_token_env is not None and self.kind != "sglang":
+            raise ValueError(f"admin_token_env is of SGLang, and kind is {self.kind!r}, which has one token; drop it")
         if self.url is not None:
             _check_urls(self)
-        elif self.token_env is not None:
-            raise ValueError("token_env is of url, which is not given; a launched server listens on loopback alone")
+            return self
+        for key in ("token_env", "admin_token_env"):
+            if getattr(self, key) is not None:
+                raise ValueError(f"{key} is of url, which is not given; a launched server listens on loopback alone")
         return self
 
 

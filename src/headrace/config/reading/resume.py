@@ -40,6 +40,7 @@ SAFE: dict[str, Safe] = {
     "engine.python": _PLACE,
     "engine.url": _PLACE,
     "engine.token_env": _PLACE,
+    "engine.admin_token_env": _PLACE,
     "engine.args": _PLACE,
     "engine.start_deadline_s": _PATIENCE,
     "engine.spread": _PLACE,

@@ -62,6 +62,7 @@ def server_spec(
         log=str(logs / f"{section.kind}-{rank}.log"),
         url=section.urls[place] if section.urls else "",
         token_env=section.token_env,
+        admin_token_env=section.admin_token_env,
         returns=returns,
         weights_from=_weights_from(config, section.urls[place] if section.urls else None),
     )

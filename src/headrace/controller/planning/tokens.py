@@ -21,8 +21,11 @@ def _named(config: TrainConfig) -> Iterator[tuple[str, str]]:
     """Each (key, variable)."""
     sections = config.engine.sections
     for number, section in enumerate(sections):
+        where = "engine" if len(sections) == 1 else f"engine[{number}]"
         if section.token_env is not None:
-            yield ("engine.token_env" if len(sections) == 1 else f"engine[{number}].token_env"), section.token_env
+            yield f"{where}.token_env", section.token_env
+        if section.admin_token_env is not None:
+            yield f"{where}.admin_token_env", section.admin_token_env
     agent = config.rollout.agent
     if isinstance(agent, OutsideAgent) and agent.token_env is not None:
         yield "rollout.agent.token_env", agent.token_env

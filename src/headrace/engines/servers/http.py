@@ -13,7 +13,8 @@ from headrace.engines.protocol import EngineError
 from headrace.runtime.protocol import Clock, WaitTimeout
 
 _CONNECT_S = 10.0
-_DENIED = (401, 403)
+DENIED = (401, 403)
+"""By which it says that the token is not one that it takes."""
 _MOST_WORDS = 300
 """Characters of what a server says of an error."""
 
@@ -36,10 +37,14 @@ class ServerHttp:
     """Each call and each stream has a connection of its own: a server closes one that rested, or that an error was
     answered on, at the very moment in which the next request goes there. Streams are as many as are asked for."""
 
-    def __init__(self, url: str, clock: Clock, token: str | None = None) -> None:
+    def __init__(
+        self, url: str, clock: Clock, token: str | None = None, of_routes: Mapping[str, str | None] | None = None
+    ) -> None:
+        """`of_routes`: by path, the token of a route that has another one than `token`."""
         self.url = url.rstrip("/")
         self._clock = clock
-        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._token = token
+        self._of_routes = {} if of_routes is None else of_routes
         self._calls: aiohttp.ClientSession | None = None
         self._streams: aiohttp.ClientSession | None = None
         self.fault: EngineError | None = None
@@ -47,11 +52,9 @@ class ServerHttp:
 
     async def open(self) -> None:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
-        self._calls = aiohttp.ClientSession(
-            headers=self._headers, timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)
-        )
+        self._calls = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True))
         self._streams = aiohttp.ClientSession(
-            headers=self._headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0, force_close=True)
+            timeout=timeout, connector=aiohttp.TCPConnector(limit=0, force_close=True)
         )
 
     async def close(self) -> None:
@@ -88,11 +91,8 @@ class ServerHttp:
             await self.call("GET", path, what="its health", seconds=seconds)
         except ServerRefused as error:
             self.fault = error
-            if error.status in _DENIED:
-                raise ConfigError(
-                    f"{self.url} refuses who asks ({error.status}); set engine.token_env to the name of an environment "
-                    "variable that holds the token that it takes"
-                ) from error
+            if error.status in DENIED:
+                raise ConfigError(denied(self.url, error.status)) from error
             return False
         except ServerGone as error:
             self.fault = error
@@ -109,7 +109,10 @@ class ServerHttp:
         query: Mapping[str, str] | None,
         what: str,
     ) -> Any:
-        async with session.request(method, self.url + path, json=body, params=query, allow_redirects=False) as answer:
+        headers = self._headers(path)
+        async with session.request(
+            method, self.url + path, json=body, params=query, headers=headers, allow_redirects=False
+        ) as answer:
             text = await answer.text()
             if answer.status >= 300:
                 raise ServerRefused(what, f"{method} {path}", answer.status, text)
@@ -124,7 +127,8 @@ class ServerHttp:
         assert self._streams is not None
         done = False
         try:
-            async with self._streams.post(self.url + path, json=body, allow_redirects=False) as answer:
+            headers = self._headers(path)
+            async with self._streams.post(self.url + path, json=body, headers=headers, allow_redirects=False) as answer:
                 if answer.status >= 300:
                     refused = ServerRefused(what, f"POST {path}", answer.status, await answer.text())
                     raise ServerGone(str(refused)) if answer.status >= 500 else refused
@@ -143,6 +147,16 @@ class ServerHttp:
             raise ServerGone(f"{what}: the answer of {self.url} broke off: {_words(error)}") from error
         if not done:
             raise ServerGone(f"{what}: the answer of {self.url} broke off")
+
+    def _headers(self, path: str) -> dict[str, str]:
+        token = self._of_routes.get(path, self._token)
+        return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
+def denied(where: str, status: int, key: str = "engine.token_env", what: str = "the token that it takes") -> str:
+    """That a server refuses who asks, by a status of DENIED, and the mend. `where`: its name or URL. `key`: of the
+    config, which names the variable that holds `what`."""
+    return f"{where} refuses who asks ({status}); set {key} to the name of an environment variable that holds {what}"
 
 
 def _event(data: bytes, what: str) -> dict[str, Any]:

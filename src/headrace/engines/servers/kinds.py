@@ -10,6 +10,7 @@ from headrace.engines.servers.dialect import Dialect
 from headrace.engines.servers.http import ServerHttp
 from headrace.engines.servers.launch import ServerLaunch
 from headrace.engines.servers.sglang import SglangDialect
+from headrace.engines.servers.sglang_told import ADMIN_ROUTES
 from headrace.engines.servers.vllm import VllmDialect
 from headrace.engines.servers.weight_sender import WeightSender
 from headrace.runtime.protocol import Services
@@ -27,6 +28,8 @@ class ServerKind:
     """`int`: ids in the vocabulary."""
     title: str
     """How the names of its processes begin without which it does not serve."""
+    admin_routes: frozenset[str] = frozenset()
+    """Those that may have a key of their own, `engine.admin_token_env`."""
 
 
 KINDS: Mapping[str, ServerKind] = {
@@ -38,6 +41,11 @@ KINDS: Mapping[str, ServerKind] = {
         "VLLM::",
     ),
     "sglang": ServerKind(
-        sglang_command.command, sglang_command.environment, sglang_command.refusal, SglangDialect, "sglang::"
+        sglang_command.command,
+        sglang_command.environment,
+        sglang_command.refusal,
+        SglangDialect,
+        "sglang::",
+        ADMIN_ROUTES,
     ),
 }

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headrace.config.errors import ConfigError
 from headrace.engines.protocol import EngineError, GenerateRequest, RequestError, SwapMode
 from headrace.engines.servers.dialect import Expected, Piece
-from headrace.engines.servers.http import ServerGone, ServerHttp, ServerRefused
+from headrace.engines.servers.http import DENIED, ServerGone, ServerHttp, ServerRefused, denied
 from headrace.engines.servers.routes import require_routes
 from headrace.engines.servers.sglang_answer import SglangAnswer, body_of, server_id
 from headrace.engines.servers.sglang_group import SglangGroup
@@ -36,7 +36,7 @@ from headrace.weights.plane import WeightError, WeightOffer
 
 _HEALTH_S, _CALL_S, _LOAD_S, _PAUSE_S = 20.0, 60.0, 1800.0, 600.0
 _LANE = "weights"
-_NOT_FOUND, _BAD_REQUEST = 404, 400
+_NOT_FOUND, _NO_METHOD, _BAD_REQUEST = 404, 405, 400
 _QUIET, _CALLS = 2, 200
 """Calls in a row in which no token may come, and how often it is tried."""
 
@@ -99,11 +99,21 @@ class SglangDialect:
         await require_routes(self._http, needed, answered="/server_info", where=f"{self.name} {where}", mend=NEWEST)
         self._overlaps = not info.get("disable_overlap_schedule", False)
         self._prefers = bool(info.get("enable_priority_scheduling", False))
+        await self._require_goes_on(f"{self.name} {where}")
+        await self._require_tells(expected, f"{self.name} {where}")
+
+    async def _require_goes_on(self, where: str) -> None:
+        """By the first of the routes that an admin's key may be asked for at. Raises ConfigError."""
         try:
             await self.resume()
         except ServerRefused as error:
-            raise ConfigError(f"{self.name} {where} has no /continue_generation ({error.status}); {NEWEST}") from error
-        await self._require_tells(expected, f"{self.name} {where}")
+            if error.status in DENIED:
+                key = "its --admin-api-key (without an --api-key, engine.token_env may as well)"
+                where = f"{where}, at /continue_generation,"
+                raise ConfigError(denied(where, error.status, "engine.admin_token_env", key)) from error
+            if error.status in (_NOT_FOUND, _NO_METHOD):
+                raise ConfigError(f"{where} has no /continue_generation ({error.status}); {NEWEST}") from error
+            raise
 
     async def _require_tells(self, expected: Expected, where: str) -> None:
         """By a first token. Raises ConfigError."""

@@ -12,13 +12,8 @@ from headrace.config.errors import ConfigError
 from headrace.engines.servers.dialect import Expected
 
 NEWEST = "start SGLang 0.5.23"
-_ROUTES = {
-    "/model_info": "GET",
-    "/generate": "POST",
-    "/abort_request": "POST",
-    "/pause_generation": "POST",
-    "/continue_generation": "POST",
-}
+_SAMPLING = {"/model_info": "GET", "/generate": "POST"}
+_MOTIONS = {"/abort_request": "POST", "/pause_generation": "POST", "/continue_generation": "POST"}
 _OF_FOLDER = {"/update_weights_from_disk": "POST"}
 _OF_GROUP = {
     "/init_weights_update_group": "POST",
@@ -27,6 +22,8 @@ _OF_GROUP = {
     "/update_weights_from_distributed": "POST",
     "/end_weight_update": "POST",
 }
+ADMIN_ROUTES = frozenset((*_MOTIONS, *_OF_FOLDER, *_OF_GROUP))
+"""At which it asks for its --admin-api-key, where it has one; at the others for its --api-key."""
 _OPTIONS = {"skip_tokenizer_init": True, "stream_interval": 1, "tokenizer_worker_num": 1}
 PROBE_TEMPERATURE = 1e4
 """Of the first token: whatever the model, all ids are equally likely then, but for a few thousandths."""
@@ -41,7 +38,7 @@ _UNSCALED = "SGLANG_RETURN_ORIGINAL_LOGPROB"
 
 def routes(*, by_group: bool) -> Mapping[str, str]:
     """Those that it is asked by once it has been met. `by_group`: weights come by gloo."""
-    return _ROUTES | (_OF_GROUP if by_group else _OF_FOLDER)
+    return _SAMPLING | _MOTIONS | (_OF_GROUP if by_group else _OF_FOLDER)
 
 
 def require_fits(info: Mapping[str, Any], expected: Expected, where: str) -> None:

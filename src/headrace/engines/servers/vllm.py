@@ -15,7 +15,7 @@ from headrace.algorithms.kept_sets import KeptSets
 from headrace.config.errors import ConfigError
 from headrace.engines.protocol import FinishReason, GenerateRequest, RequestError, SamplingParams, SwapMode
 from headrace.engines.servers.dialect import Expected, Piece, Span
-from headrace.engines.servers.http import ServerGone, ServerHttp, ServerRefused
+from headrace.engines.servers.http import DENIED, ServerGone, ServerHttp, ServerRefused, denied
 from headrace.engines.servers.routes import require_routes
 from headrace.engines.servers.vllm_command import TIES
 from headrace.engines.servers.vllm_told import (
@@ -80,6 +80,8 @@ class VllmDialect:
         try:
             told = await self._rpc("headrace")
         except ServerRefused as error:
+            if error.status in DENIED:
+                raise ConfigError(denied(f"{self.name} at {self._http.url}", error.status)) from error
             raise ConfigError(
                 f"{self.name} at {self._http.url} lacks the plugin {PLUGIN}, or its developer routes are closed "
                 f"({error.status}); pip install {PLUGIN} where vLLM is, and start it as the plugin's README says"
@@ -116,10 +118,7 @@ class VllmDialect:
             await self._http.call("POST", _GENERATE, {}, what="whether it takes ids", seconds=_CALL_S)
         except ServerRefused as error:
             if error.status == _NO_TOKEN:
-                raise ConfigError(
-                    f"{where} refuses who asks (401); set engine.token_env to the name of an environment variable that "
-                    "holds the token that it takes"
-                ) from error
+                raise ConfigError(denied(where, error.status)) from error
             if error.status in _CLOSED:
                 raise ConfigError(
                     f"{where} does not answer {_GENERATE} ({error.status}); start it with --enable-scale-out, and "

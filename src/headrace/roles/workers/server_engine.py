@@ -50,6 +50,8 @@ class ServerSpec:
     """A file, which what it prints is added to."""
     url: str = ""
     token_env: str | None = None
+    admin_token_env: str | None = None
+    """Of the kind's `admin_routes`; None: as `token_env`."""
     returns: bool = False
     """Whether somebody brings it back once it has died."""
     weights_from: str = ""
@@ -116,7 +118,9 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
             self._server = LaunchedServer(clock, Path(self._spec.log), kind.title)
             command = kind.command(launch, self._port)
             await self._server.start(command, lambda folder: kind.environment(launch, os.environ, folder))
-        self._http = ServerHttp(url, clock, self._token())
+        token = _token("token_env", self._spec.token_env)
+        admin = _token("admin_token_env", self._spec.admin_token_env)
+        self._http = ServerHttp(url, clock, token, {} if admin is None else dict.fromkeys(kind.admin_routes, admin))
         await self._http.open()
         dialect = kind.dialect(self._http, self._spec.limits.vocab_size, self._services, self._sender)
         await self._until_up(dialect)
@@ -221,17 +225,18 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
         if self._sender is not None:
             await self._sender.close()
 
-    def _token(self) -> str | None:
-        name = self._spec.token_env
-        if name is None:
-            return None
-        token = os.environ.get(name)
-        if not token:
-            raise ConfigError(f"engine.token_env is {name!r}, but the environment has no such variable; set it")
-        return token
-
     def _receiver(self, offer: WeightOffer) -> WeightReceiver:
         return _Offered(offer)
+
+
+def _token(key: str, name: str | None) -> str | None:
+    """That of the variable which a key of `engine` names. Raises ConfigError."""
+    if name is None:
+        return None
+    token = os.environ.get(name)
+    if not token:
+        raise ConfigError(f"engine.{key} is {name!r}, but the environment has no such variable; set it")
+    return token
 
 
 class _Offered(WeightReceiver):
