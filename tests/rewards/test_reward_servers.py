@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
+from aiohttp import web
 from pydantic import ValidationError
 from reward_servers_running import NotedClock, opened, serving
 
 from headrace.config.reward import RemoteRewardConfig
+from headrace.experience.failures import FailureKind
 from headrace.rewards.outcome import RewardOutcome
-from headrace.rewards.reward_servers import RewardServers
+from headrace.rewards.reward_servers import RequestRefused, RewardServers
+from headrace.runtime.inline import SystemClock
 
 
 class Down(Exception):
@@ -88,6 +91,15 @@ def test_who_was_cancelled_says_nothing_of_a_server() -> None:
     assert (a.failures, a.asked) == (0, 0)
 
 
+def test_one_that_refuses_what_it_is_asked_is_as_well_as_one_that_answers() -> None:
+    servers = RewardServers(["a"], 0.5)
+    (a,) = servers.all
+    ask(servers, 0.0, fails=True)
+    with pytest.raises(RequestRefused), servers.asked(a, lambda: 0.1):
+        raise RequestRefused(FailureKind.REWARD_REMOTE, "status 422")
+    assert (a.failures, servers.is_well(a, 0.1)) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("url", "words"),
     [
@@ -117,8 +129,6 @@ def score(
 ) -> tuple[list[RewardOutcome], list[str]]:
     """What two servers, `a` and `b`, give for so many samples, one after another, and who was asked. `servers` of a
     name: the rewards of one, or its status."""
-    from aiohttp import web
-
     asked: list[str] = []
 
     def of(name: str) -> Callable[[web.Request], object]:
@@ -169,3 +179,95 @@ def test_where_all_refuse_the_sample_fails_at_once() -> None:
     ((outcome,), asked) = score(lambda name: 404, 1, retries=3)
     assert (outcome.failure or "").endswith("answered with status 404")
     assert asked == ["a", "b"]
+
+
+def together(
+    odd: Callable[[], Awaitable[web.Response]], clock: SystemClock, count: int = 8, **remote: object
+) -> tuple[list[RewardOutcome], list[int]]:
+    """What two servers give for so many samples, the one of number 3 of which is odd; and the sizes of the requests.
+    `odd`: how a request with it is answered."""
+    sizes: list[int] = []
+    now, most = 0, 0
+
+    async def judge(request: web.Request) -> web.Response:
+        nonlocal now, most
+        numbers = [sample["row"]["i"] for sample in (await request.json())["samples"]]
+        sizes.append(len(numbers))
+        if 3 in numbers:
+            return await odd()
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.005)
+        now -= 1
+        return web.json_response({"rewards": numbers})
+
+    async def play() -> list[RewardOutcome]:
+        async with serving(judge) as a, serving(judge) as b:
+            config = {"url": [a, b], "connections": 3, **remote}
+            async with opened(clock, function="remote", remote=config) as pool:
+                first = await asyncio.gather(*(pool.score("r", {"i": i}, "p") for i in range(count)))
+                assert await pool.score("r", {"i": 9}, "p") == RewardOutcome(9.0)
+                return first
+
+    outcomes = asyncio.run(play())
+    assert most <= 3, "requests at the same time"
+    return outcomes, sizes
+
+
+def gives(status: int, text: str = "") -> Callable[[], Awaitable[web.Response]]:
+    async def odd() -> web.Response:
+        return web.Response(status=status, text=text)
+
+    return odd
+
+
+@pytest.mark.parametrize(
+    ("odd", "words", "whole"),
+    [
+        (gives(422), "answered with status 422", 2),
+        (gives(413), "answered with status 413", 2),
+        (gives(500), "status 500 (tried 2 times)", 3),
+        (gives(200, "{}"), "gave no list of 1 rewards", 2),
+    ],
+)
+def test_an_odd_sample_of_a_batch_fails_alone(
+    odd: Callable[[], Awaitable[web.Response]], words: str, whole: int
+) -> None:
+    """`whole`: requests for the batch; then each sample is asked about, the odd one of both servers."""
+    outcomes, sizes = together(odd, NotedClock(), retries=2)
+    assert words in (outcomes[3].failure or "")
+    del outcomes[3]
+    assert outcomes == [RewardOutcome(float(i)) for i in (0, 1, 2, 4, 5, 6, 7)]
+    assert sizes == [8] * whole + [1] * (9 + 1)
+
+
+def test_one_that_hangs_fails_alone_within_the_time_of_all_tries() -> None:
+    async def hangs() -> web.Response:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    outcomes, sizes = together(hangs, SystemClock(), timeout_s=0.2, retries=3, backoff_s=0.01)
+    assert (outcomes[3].failure or "").startswith("reward_timeout: waited 0.2 s for an answer of http://127.0.0.1")
+    del outcomes[3]
+    assert outcomes == [RewardOutcome(float(i)) for i in (0, 1, 2, 4, 5, 6, 7)]
+    assert 1 <= sizes.count(8) <= 3, "the time of the last try is for asking one by one"
+
+
+@pytest.mark.parametrize(("status", "asked"), [(401, 2), (404, 2), (429, 3)])
+def test_what_is_no_fault_of_a_sample_is_not_asked_about_one_by_one(status: int, asked: int) -> None:
+    outcomes, sizes = together(gives(status), NotedClock(), retries=2)
+    assert all(f"status {status}" in (outcome.failure or "") for outcome in outcomes)
+    assert sizes == [8] * asked + [1]
+
+
+@pytest.mark.parametrize(
+    ("status", "then"),
+    [(400, "aba"), (422, "aba"), (401, "aaa"), (403, "aaa"), (404, "aaa"), (408, "aaa"), (429, "aaa"), (500, "aaa")],
+)
+def test_only_one_that_would_refuse_anything_is_left_alone(status: int, then: str) -> None:
+    """Both answer the first sample by `status`. Where they rest for it, the one that is asked next is well again, and
+    has all that follow."""
+    answers: list[object] = [status, status]
+    outcomes, asked = score(lambda name: answers.pop() if answers else 1.0, 4, retries=0, backoff_s=60)
+    assert [outcome.value for outcome in outcomes] == [None, 1.0, 1.0, 1.0]
+    assert "".join(asked) == "ab" + then

@@ -43,7 +43,8 @@ class RemoteRewardConfig(Section):
     """Of one try."""
     retries: int = Field(default=3, ge=0, le=20)
     """Tries after the first, for what may pass: no connection, no answer in time, status 429 or 5xx. Of several
-    addresses each is tried once at least."""
+    addresses each is tried once at least. Then each sample of the request is asked about alone, where what is in it may
+    be the reason: see docs/workflows.md."""
     backoff_s: float = Field(default=0.5, gt=0)
     """Pause before the second try; each later one is twice as long. With several addresses, how long one that failed is
     left alone, and so on; there is a pause only where all are."""

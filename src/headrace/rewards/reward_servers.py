@@ -6,7 +6,13 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from headrace.rewards.outcome import FailedReward
+
 LONGEST_REST_S = 60.0
+
+
+class RequestRefused(FailedReward):
+    """A server would not take what it was asked. It is as well as if it had answered."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,18 +58,25 @@ class RewardServers:
 
     @contextmanager
     def asked(self, server: RewardServer, now: Callable[[], float]) -> Iterator[None]:
-        """Within, it is asked: it has failed where this is left by an exception, unless the caller was cancelled."""
+        """Within, it is asked: it has failed where this is left by an exception, unless the caller was cancelled, or
+        the exception is RequestRefused."""
         self._count += 1
         server.asked += 1
         server.last = self._count
         try:
             yield
+        except RequestRefused:
+            self._answered(server)
+            raise
         except Exception:
             server.failures += 1
             rest = self._rest_s * 2 ** min(server.failures - 1, 32)
             server.rests_until = now() + min(rest, LONGEST_REST_S)
             raise
         else:
-            server.failures, server.rests_until = 0, float("-inf")
+            self._answered(server)
         finally:
             server.asked -= 1
+
+    def _answered(self, server: RewardServer) -> None:
+        server.failures, server.rests_until = 0, float("-inf")
