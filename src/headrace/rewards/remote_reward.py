@@ -124,8 +124,8 @@ class RemoteReward:
         return _verdict(reward)
 
     async def _persist(self, samples: list[dict[str, Any]], tries: int, last: float = math.inf) -> list[Any]:
-        """The rewards of `samples`. Raises _Failed once no try is left. No server is tried again if that could end after
-        `last`."""
+        """The rewards of `samples`. Raises _Failed once no try is left. A server is not tried again if that could end
+        after `last`."""
         body = json.dumps({"samples": samples}).encode()
         config, now = self._config, self._clock.now
         refused: dict[RewardServer, FailedReward] = {}
