@@ -274,6 +274,15 @@ class Says:
         self.aborted.extend(request_ids)
 
 
+class Leaving(Says):
+    """May be taken out."""
+
+    def __init__(self) -> None:
+        super().__init__(FinishReason.STOP)
+
+    async def stop(self) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("engine", "error", "words"),
     [
@@ -306,6 +315,50 @@ def test_a_groups_tokens_are_load_from_its_admission_and_leave_as_they_come() ->
             await complete(pool, asked("a", place=first))
             assert pool.members[first.home or 0].outstanding == 12
         assert [member.outstanding for member in pool.members] == [0, 0]
+
+    run_virtually(main)
+
+
+def test_what_an_engine_had_that_is_gone_stays_together_at_another_one() -> None:
+    """With all that it is reckoned with; what is at work elsewhere meanwhile, or comes late, changes nothing of it."""
+
+    async def main(runtime: VirtualRuntime) -> None:
+        pool = EnginePool.of([Leaving() for _ in range(3)], runtime.clock)  # type: ignore[list-item]
+        place = pool.admit(lambda number: True, 24)
+        assert place is not None
+        assert place.home == 0
+        loads = [0, 3, 2]
+        pool.members[1].outstanding, pool.members[2].outstanding = loads[1:]
+        with pool.taken(place), pool.asked(pool.members[0], place, 8) as came:
+            came(4)
+            assert [member.outstanding for member in pool.members] == [20, 3, 2]
+            await pool.dismiss(pool.members[0], "fewer were asked for")
+            assert pool.route(0, place) is pool.members[2]
+            assert [member.outstanding for member in pool.members] == [0, 3, 22]
+            came(1)
+            pool.members[1].outstanding = 0
+            assert pool.route(0, place) is pool.members[2], "its keys and values are there"
+            with pool.asked(pool.members[2], place, 8) as came_there:
+                came_there(5)
+            assert [member.outstanding for member in pool.members] == [0, 0, 17]
+        assert [member.outstanding for member in pool.members] == [0, 0, 2]
+
+    run_virtually(main)
+
+
+@pytest.mark.parametrize("state", [EngineState.EJECTED, EngineState.STARTING])
+def test_what_an_engine_had_that_comes_back_goes_there_again(state: EngineState) -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        pool = EnginePool.of([Leaving() for _ in range(2)], runtime.clock)  # type: ignore[list-item]
+        place = Place(INITIAL, home=0)
+        pool.members[0].state = state
+        assert pool.route(0, place) is pool.members[1]
+        pool.members[0].state = EngineState.SERVING
+        assert pool.route(0, place) is pool.members[0]
+        pinned = Place(INITIAL, home=0, only=(0, 1))
+        pool.members[0].state = EngineState.GONE
+        assert pool.route(0, pinned) is pool.members[1]
+        assert pinned.home == 0
 
     run_virtually(main)
 

@@ -15,7 +15,8 @@ class Place:
     version: Version
     """That it began on: no engine serves it with an older one of the line."""
     home: int | None = None
-    """Index of its engine; None until its first request, where each episode has an engine of its own."""
+    """Index of its engine; None until its first request, where each episode has an engine of its own. Another one once
+    that engine is gone."""
     only: tuple[int, ...] = ()
     """No other engine may serve it, if any are named."""
     left: int = 0
@@ -41,6 +42,8 @@ class RequestLoad:
         if self._place is None:
             paid = min(count, self._owed)
             self._owed -= paid
+        elif self._place.home != self._member.index:
+            paid = 0  # the engine is gone, and the place is reckoned with elsewhere
         else:
             paid = min(count, self._place.left)
             self._place.left -= paid
