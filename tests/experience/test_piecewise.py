@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from chat_styles import byte_tokenizer
+from chat_styles import byte_tokenizer, metaspace_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_tokenizers import TOKENIZERS, falls_back
+from text_tokenizers import TOKENIZERS
 
 from headrace.experience.text.fast_tokenizer import FastTokenizer, TokenizerSpec
 from headrace.experience.text.piecewise import Piecewise
@@ -33,7 +33,7 @@ def test_pieces_are_the_beginning_of_the_whole(name: str, fast: bool, data: st.D
 
 
 def test_what_was_held_back_comes_with_what_follows() -> None:
-    codec = TextCodec(falls_back())
+    codec = TextCodec(metaspace_tokenizer())
     pieces = Piecewise(codec)
     tokens = codec.encode_text(" a\n€b").tolist()
     assert [pieces.push([token]) for token in tokens] == ["a", "", "", "", "", "\n€b"]

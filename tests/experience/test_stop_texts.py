@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chat_styles import byte_tokenizer
+from chat_styles import byte_tokenizer, metaspace_tokenizer
 from engines_helpers import published, serving, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,9 +61,7 @@ def test_a_turn_that_has_one_already_gets_no_token() -> None:
 
 def test_what_the_last_token_says_beyond_stays() -> None:
     texts = {1: "an</an", 2: "swer> wow"}
-    stops = StopTexts(
-        lambda tokens: "".join(texts.get(token, "") for token in tokens.tolist()), ids(""), ("</answer>",)
-    )
+    stops = StopTexts(lambda tokens: "".join(texts.get(token, "") for token in tokens.tolist()), ("</answer>",))
     assert stops.push(np.array([1, 2, 1], dtype=np.int32)) == 2
 
 
@@ -87,9 +85,22 @@ def test_characters_of_several_tokens_are_looked_at_when_they_are_whole() -> Non
     codec = TextCodec(byte_tokenizer())
     tokens = codec.encode("naïve – done. More")
     for stop, said in (("–", "naïve –"), ("ï", "naï"), ("done", "naïve – done")):
-        stops = StopTexts(codec.decode, np.zeros(0, np.int32), (stop,))
+        stops = StopTexts(codec.decode, (stop,))
         count = next(count for token in tokens if (count := stops.push(np.array([token]))) is not None)
         assert codec.decode(tokens[:count]) == said
+
+
+@given(st.lists(st.sampled_from(["▁", "a", "▁a", "b"]), min_size=1, max_size=8), st.text("ab ", min_size=1, max_size=3))
+@settings(max_examples=100)
+def test_it_is_looked_for_in_the_text_that_all_others_read(words: list[str], stop: str) -> None:
+    """Which has no space before the first word, by a tokenizer of SentencePiece's kind."""
+    tokenizer = metaspace_tokenizer()
+    codec = TextCodec(tokenizer)
+    tokens = np.array(tokenizer.convert_tokens_to_ids(words), np.int32)
+    engine = ScriptedEngine(lambda _: chunk(tokens, FinishReason.LENGTH))
+    asked = policy(engine, text=codec, stop=(stop,)).generate(codec.encode_text("b"))
+    count = next((n for n in range(1, len(tokens) + 1) if stop in codec.decode(tokens[:n])), len(tokens))
+    assert asyncio.run(asked).tokens.tolist() == tokens[:count].tolist()
 
 
 @given(

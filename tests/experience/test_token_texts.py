@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from chat_styles import metaspace_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_tokenizers import TOKENIZERS, cleans, falls_back, merges
+from text_tokenizers import TOKENIZERS, cleans, merges
 
 from headrace.experience.text.fast_tokenizer import FastTokenizer, TokenizerSpec
 from headrace.experience.text.token_texts import ShownToken, TokenTexts
@@ -64,7 +65,7 @@ def test_put_together_their_bytes_are_those_of_the_text(name: str, fast: bool, t
             [("a", b"a"), (" ", b" \xf0\x9f"), ("😀", b"\x98\x80")],
         ),
         (
-            TextCodec(falls_back()),
+            TextCodec(metaspace_tokenizer()),
             " a a\n€b",
             [
                 *(("a", b"a"), (" a", b" a"), ("\n", b"\n")),

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from chat_styles import CHATML, byte_tokenizer
+from chat_styles import CHATML, byte_tokenizer, metaspace_tokenizer
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
@@ -417,3 +417,29 @@ def test_thoughts_and_stops_of_special_tokens() -> None:
         "reasoning_content": "ab",
     }
     assert whole_of("aSTOPb", "none", stop=["STOP"])["message"]["content"] == "a"
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/messages"])
+def test_an_answer_ends_at_a_stop_where_it_is_read_and_nowhere_else(route: str) -> None:
+    """The tokenizer leaves out the space before the first word of the answer, which is none then."""
+    tokenizer = metaspace_tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}:")
+    answer = [[int(tokenizer.convert_tokens_to_ids(word))] for word in ("▁a", "b", "▁a", "b")]
+    parts: Parts = [*((token, None) for token in answer), ([], FinishReason.LENGTH)]
+    stop: dict[str, Any] = {"stop": [" a"], "stream_options": {"include_usage": True}}
+    body = {**BODIES[route], **({"stop_sequences": [" a"]} if route == "/v1/messages" else stop)}
+
+    async def play() -> tuple[bytes, dict[str, Any]]:
+        codecs = {CHATML: TextCodec(tokenizer)}
+        return await streamed(session_of(Parted(parts), CHATML, "none", codecs), APIS[route], body)
+
+    told, whole = asyncio.run(play())
+    assert put_together[APIS[route]](events(told)) == whole
+    if route == "/v1/messages":
+        assert (whole["content"], whole["stop_reason"], whole["stop_sequence"]) == (
+            [{"type": "text", "text": "ab"}],
+            "stop_sequence",
+            " a",
+        )
+    else:
+        assert (whole["choices"][0]["text"], whole["choices"][0]["finish_reason"]) == ("ab", "stop")
+    assert whole["usage"]["output_tokens" if route == "/v1/messages" else "completion_tokens"] == 3

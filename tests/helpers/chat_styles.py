@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 CHATML = (
@@ -111,5 +111,19 @@ def byte_tokenizer(
     fast.add_special_tokens(
         {"additional_special_tokens": [name for name in (*SPECIAL, *more) if name not in fast.get_vocab()]}
     )
+    fast.chat_template = template
+    return fast
+
+
+def metaspace_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
+    """As of Llama 2: words, and bytes for all else, a line's end included. A text's first space is not decoded."""
+    words = ["<unk>", "▁", "a", "▁a", "b", ".", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocab = {word: i for i, word in enumerate(words)}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "a")], unk_token="<unk>", byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
     fast.chat_template = template
     return fast

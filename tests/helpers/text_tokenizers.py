@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from chat_styles import byte_tokenizer
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from chat_styles import byte_tokenizer, metaspace_tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-
-
-def falls_back() -> PreTrainedTokenizerFast:
-    """As of Llama 2: words, and bytes for all else, a line's end included."""
-    words = ["<unk>", "▁", "a", "▁a", "b", ".", *(f"<0x{byte:02X}>" for byte in range(256))]
-    vocab = {word: i for i, word in enumerate(words)}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "a")], unk_token="<unk>", byte_fallback=True))
-    backend.normalizer = normalizers.Replace(" ", "▁")
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
 
 
 def merges() -> PreTrainedTokenizerFast:
@@ -43,4 +31,4 @@ def cleans() -> PreTrainedTokenizerFast:
     )
 
 
-TOKENIZERS = {"bytes": byte_tokenizer(), "merges": merges(), "falls back": falls_back(), "cleans": cleans()}
+TOKENIZERS = {"bytes": byte_tokenizer(), "merges": merges(), "falls back": metaspace_tokenizer(), "cleans": cleans()}

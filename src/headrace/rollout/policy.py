@@ -201,9 +201,8 @@ class Policy:
         texts = (*settings.stop, *stop)
         stops = None
         if texts:
-            turn = len(tokens) - begun
-            stops = StopTexts(partial(settings.text.decode, keep_special_tokens=True), tokens[:turn], texts)
-            if await off_loop(settings.services, begun, stops.begin, tokens[turn:]):
+            stops = StopTexts(partial(settings.text.decode, keep_special_tokens=True), texts)
+            if await off_loop(settings.services, begun, stops.begin, tokens[len(tokens) - begun :]):
                 return joined_parts([], FinishReason.STOP)
         patience = Patience(settings.clock, settings.request_timeout_s)
         asked = Asked(

@@ -15,12 +15,10 @@ class StopTexts:
     """Watches one turn. It is looked at token by token, so what it finds depends on neither chunks nor interruptions,
     also where completions one after another make the turn."""
 
-    def __init__(
-        self, decode: Callable[[NDArray[np.int32]], str], prompt: NDArray[np.int32], stops: Sequence[str]
-    ) -> None:
-        """`decode`: token ids to text, special tokens included. A stop text is looked for in what comes after `prompt`
-        alone."""
-        self._detokenizer = Detokenizer(lambda ids: decode(np.asarray(ids, dtype=np.int32)), prompt.tolist())
+    def __init__(self, decode: Callable[[NDArray[np.int32]], str], stops: Sequence[str]) -> None:
+        """`decode`: token ids to text, special tokens included. The turn is decoded by itself, as by all who read it:
+        some tokenizers leave out the space before a text's first word."""
+        self._detokenizer = Detokenizer(lambda ids: decode(np.asarray(ids, dtype=np.int32)), [])
         self._stops = StopStrings(stops)
         self._tokens = 0
 
