@@ -26,6 +26,7 @@ from headrace.gateway.agents.episode_place import EpisodePlace
 from headrace.gateway.agents.exchanges import Exchanges
 from headrace.gateway.agents.growing import Live
 from headrace.gateway.agents.growing_prose import growing_answer
+from headrace.gateway.agents.known_texts import KnownTexts
 from headrace.gateway.agents.known_turns import Digest, KnownTurns, digest_after, digests
 from headrace.gateway.agents.model_renderer import ModelRenderer
 from headrace.gateway.agents.reading import Reading
@@ -103,6 +104,7 @@ class AgentSession:
         self._turns = Turns(settings.text, stops, config.thinking, config.tool_parser, renderer)
         self._tree = TokenTree()
         self._known = KnownTurns()
+        self._texts = KnownTexts()
         self._counts: Counter[str] = Counter()
         self._dropped: set[Digest] = set()
         """Of the conversations that end with a thought that was dropped."""
@@ -201,7 +203,12 @@ class AgentSession:
     async def text(self, request: TextRequest, created: int, live: Live | None = None) -> Answered:
         """See `answer`."""
         reading = self._turns.plain_reading(request.stop)
-        return await self._answered(request, self._text_place(request), created, reading, live)
+        answered = await self._answered(request, await self._text_place(request), created, reading, live)
+        if isinstance(request.prompt, str):
+            for node, choice in zip(answered.nodes, answered.choices, strict=True):
+                returned, stop = choice.message["content"], choice.stopped_by or ""
+                self._texts.remember(node, request.prompt, returned, stop, choice.beyond)
+        return answered
 
     async def _answered(
         self, request: AgentRequest, place: Place, created: int, reading: Reading, live: Live | None
@@ -256,7 +263,7 @@ class AgentSession:
             shown = await off_loop(services, len(tokens), reading.shown, tokens, completion.logprobs)
         is_whole = finish is not FinishReason.LENGTH  # or it might have gone on, with another call
         ended_by = "tool_calls" if is_whole and "tool_calls" in message else finish.value
-        return Choice(completion, message, ended_by, shown, said.stopped_by)
+        return Choice(completion, message, ended_by, shown, said.stopped_by, said.beyond)
 
     def conversation_of(self, response: str) -> list[Message]:
         """That of an answer to `/v1/responses`, by its id, without its instructions. Raises ApiError."""
@@ -313,12 +320,11 @@ class AgentSession:
         thoughts = await off_loop(services, size, self._turns.thoughts_in, asked, shown)
         return _Way(None, whole, asked, known[-1], thoughts, dropped)
 
-    def _text_place(self, request: TextRequest) -> Place:
-        """A prompt of ids goes on from the longest history that it begins with; one of text begins anew."""
+    async def _text_place(self, request: TextRequest) -> Place:
+        """A prompt goes on from the longest history that it begins with: by its text, or by its ids."""
         said = request.prompt
         if isinstance(said, str):
-            prompt = self._tree.prompt(None, self._turns.text(said))
-            return Place(prompt, prompt.tokens, [{"role": "user", "content": said}])
+            return await self._place_of_text(said)
         ids, best, length = np.asarray(said, np.int32), None, 0
         for node in self._tree.answers:
             if node.can_go_on:
@@ -330,6 +336,18 @@ class AgentSession:
         prompt = self._tree.prompt(best, ids[length:])
         text = self._policy.decode(ids)
         return Place(prompt, ids, [{"role": "user", "content": text}])
+
+    async def _place_of_text(self, said: str) -> Place:
+        services, found = self._policy.settings.services, self._texts.find(said)
+        if found is None:
+            whole = await off_loop(services, tokens_in(len(said)), self._turns.text, said)
+            prompt = self._tree.prompt(None, whole)
+        else:
+            after, rest = found
+            after.delivered = True  # or nobody could go on from it
+            added = await off_loop(services, tokens_in(len(rest)), self._turns.text_after, rest)
+            prompt = self._tree.prompt(after, added)
+        return Place(prompt, prompt.path_tokens, [{"role": "user", "content": said}])
 
     def _check_context(self, place: Place) -> None:
         """Raises ApiError where no token has room."""

@@ -26,6 +26,8 @@ class Choice:
     """Where log-probs were asked for."""
     stopped_by: str | None = None
     """The text of the client's that ended it."""
+    beyond: str = ""
+    """What was sampled from that text on, and is not returned."""
 
     @property
     def so_far(self) -> SoFar:

@@ -29,6 +29,8 @@ class Said:
     """Without the token that closes the turn, up to a text of the client's that stops it."""
     stopped_by: str | None
     """That text, if one does."""
+    beyond: str = ""
+    """What was sampled from that text on."""
     read: ParsedText | None = None
     """What the model's renderer read in it, if it does."""
 
@@ -63,10 +65,10 @@ class Reading:
         cuts = [(place, each) for each in self.stop if (place := text.find(each)) >= 0]
         if cuts:
             place, by = min(cuts)
-            return Said(text[:place], by)
+            return Said(text[:place], by, text[place:])
         if self.by_renderer is None:
             return Said(text, None)
-        return Said(text, None, self.by_renderer.read(answer) or self._read(text, None))
+        return Said(text, None, read=self.by_renderer.read(answer) or self._read(text, None))
 
     def message(self, said: Said, number: int) -> Message:
         """What the policy said, as a message; `number`: of the answer in its session."""

@@ -67,6 +67,11 @@ class Turns:
         with _told("prompt"):
             return self._text.encode(prompt)
 
+    def text_after(self, text: str) -> NDArray[np.int32]:
+        """Ids of what a prompt adds to the policy's words. Raises ApiError."""
+        with _told("prompt"):
+            return self._text.encode_text(text)
+
     def after(
         self, messages: list[Message], place: int, prompt: NDArray[np.int32], answer: NDArray[np.int32], shown: Shown
     ) -> NDArray[np.int32] | None:
