@@ -34,6 +34,7 @@ from headrace.store import JournalOffset, Receipt, StoreError
 from headrace.weights.version import INITIAL, Version
 
 PROMPT = Prompt("p", "1+1=", {"prompt": "1+1="})
+BLOCKED_S = 600.0
 
 
 @dataclass
@@ -54,6 +55,8 @@ class Workers:
     calls: list[str] = field(default_factory=list)
     restart_s: float = 0.0
     closed: bool = False
+    waits_s: float = 0.0
+    """For an item of a stream."""
 
     async def call(self, method: str, *args: Any, rank: int, what: str, seconds: float | None = None) -> list[Any]:
         if method == "begin":
@@ -72,6 +75,7 @@ class Workers:
         self, method: str, *args: Any, rank: int, what: str, seconds: float | None = None
     ) -> AsyncGenerator[Any, None]:
         given: Assignment = args[0]
+        self.waits_s = seconds or 0.0
         if self.raises is not None:
             raise self.raises
         if rank in self.lost:
@@ -145,7 +149,8 @@ def played_by(
         refs = RestoredRefs(runtime.refs, lambda place: b"")
         seats = RolloutSeats(workers, 2, runtime, store.journal, losses, often)  # type: ignore[arg-type]
         await seats.begin()
-        runner = RolloutWorkers(seats, runtime, store, refs, losses, times=Durations())  # type: ignore[arg-type]
+        made: Any = RolloutWorkers
+        runner = made(seats, runtime, store, refs, losses, times=Durations(), blocked_s=BLOCKED_S)
         await test(runner, workers, losses, store)
 
     run_virtually(main)
@@ -166,6 +171,16 @@ def test_a_group_goes_where_least_is_aboard_and_is_journaled_by_that_worker() ->
             (key(2), 1),
             (key(3), 2),
         ]
+
+    played_by(test)
+
+
+def test_it_is_waited_for_longer_than_a_workers_loop_may_stand() -> None:
+    """`rollout.block_timeout_s` says when one is ended whose loop stands."""
+
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        await group(runner, 0)
+        assert workers.waits_s > BLOCKED_S
 
     played_by(test)
 

@@ -15,14 +15,16 @@ from headrace.roles.workers.rollout_types import ROLLOUT_TYPES
 from headrace.rollout.agent_episode import AgentEpisode
 from headrace.rollout.agent_outside import OutsidePlayer
 from headrace.rollout.outside_tasks import OutsideTask, TaskEnded
-from headrace.rollout.relayed_tasks import TaskNews
+from headrace.rollout.relayed_tasks import OfferedTask, TaskNews
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.patience import StandStill
 from headrace.runtime.protocol import WaitTimeout
+from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.wire.wire_types import WireTypes
-from headrace.runtime.workers import Host, Placement, Workers
+from headrace.runtime.workers import Host, Placement, WorkerLost, Workers
 
 QUIET_S = 0.3
+BLOCKED_S = 120.0
 
 
 class Session:
@@ -114,7 +116,7 @@ def relayed(test: Callable[[Run], Awaitable[None]], workers: int = 1) -> None:
         runtime = InlineRuntime(copying=True, types=ROLLOUT_TYPES)
         player = OutsidePlayer(OutsideAgent(outside=True), QUIET_S)
         player.tasks.listen("http://127.0.0.1:8100", runtime.clock)
-        relay = TaskRelay(player, runtime)
+        relay = TaskRelay(player, runtime, BLOCKED_S)
         try:
             group = await runtime.start(Plays, ["a"] * workers, Placement())
             for rank in range(workers):
@@ -240,3 +242,68 @@ def test_what_is_left_when_the_run_ends_is_over() -> None:
             run.tasks.find(task.id)
 
     relayed(test)
+
+
+class Slow:
+    """A worker with one task, whose event loop stands while it is called the first times."""
+
+    def __init__(self, runtime: VirtualRuntime, *, late: int) -> None:
+        self._clock = runtime.clock
+        self._late = late
+        self.lost = asyncio.Event()
+        self.told: list[tuple[Any, ...]] = []
+        self.killed: list[str] = []
+
+    async def stream(self, method: str, *, rank: int, what: str, seconds: float) -> AsyncGenerator[list[Any], None]:
+        assert seconds > BLOCKED_S
+        yield [OfferedTask("hr-a", "http://127.0.0.1:7/episodes/3/v1", {"row": {}}, False)]
+        await self.lost.wait()
+        raise WorkerLost(rank, "it was killed")
+
+    async def call(self, method: str, *args: Any, rank: int, what: str, seconds: float) -> list[Any]:
+        if self._late:
+            self._late -= 1
+            await self._clock.sleep(seconds)
+            raise WaitTimeout(what, seconds)
+        self.told.append((method, *args))
+        return [True]
+
+    async def kill(self, rank: int, reason: str) -> None:
+        self.killed.append(reason)
+        self.lost.set()
+
+
+def relayed_slowly(test: Callable[[OutsidePlayer, Slow, VirtualRuntime], Awaitable[None]], *, late: int) -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        player = OutsidePlayer(OutsideAgent(outside=True), 600.0)
+        player.tasks.listen("http://127.0.0.1:8100", runtime.clock)
+        relay, worker = TaskRelay(player, runtime, BLOCKED_S), Slow(runtime, late=late)
+        workers: Any = worker
+        relay.began(workers, 0)
+        await test(player, worker, runtime)
+        await relay.close()
+
+    run_virtually(main)
+
+
+def test_a_worker_that_did_not_hear_in_time_whose_clock_runs_is_told_again() -> None:
+    async def test(player: OutsidePlayer, worker: Slow, runtime: VirtualRuntime) -> None:
+        task = await player.tasks.take()
+        await runtime.clock.sleep(3 * (BLOCKED_S + 100))
+        assert worker.told == [("task_stands", task.id, False)]
+        assert not worker.killed
+
+    relayed_slowly(test, late=2)
+
+
+def test_a_worker_that_is_told_of_no_end_is_lost_as_its_agent_is_told() -> None:
+    async def test(player: OutsidePlayer, worker: Slow, runtime: VirtualRuntime) -> None:
+        task, began = await player.tasks.take(), runtime.clock.now()
+        with pytest.raises(TaskEnded, match="the rollout worker that played it was lost"):
+            await task.told_end(None)
+        assert runtime.clock.now() - began > BLOCKED_S
+        assert worker.told == []
+        (reason,) = worker.killed
+        assert reason.startswith("it was not told of an end: waited 180.0 s for task")
+
+    relayed_slowly(test, late=10)

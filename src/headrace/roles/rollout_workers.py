@@ -32,7 +32,7 @@ from headrace.store.errors import DiskFull, StoreError
 from headrace.weights.version import Version
 
 _SILENT_S = 120.0
-"""In which a worker that plays says that it does: six times what it takes."""
+"""In which a worker that plays says that it does: six times what it takes. Its loop may stand before."""
 _JUDGE_TRIES = 4
 LANE = "journal"
 
@@ -55,8 +55,10 @@ class RolloutWorkers:
         losses: Losses,
         *,
         times: Durations,
+        blocked_s: float,
     ) -> None:
-        """`times`: takes the calls to rewards."""
+        """`times`: takes the calls to rewards. `blocked_s`: for how long a worker's event loop may stand."""
+        self._silent_s = blocked_s + _SILENT_S
         self._seats = seats
         self._workers = seats.workers
         self._runtime = runtime
@@ -181,13 +183,13 @@ class RolloutWorkers:
         last = None
         try:
             items: AsyncGenerator[Any, None] = self._workers.stream(
-                method, *args, rank=seat.rank, what=what, seconds=_SILENT_S
+                method, *args, rank=seat.rank, what=what, seconds=self._silent_s
             )
             async with aclosing(items):
                 async for item in items:
                     last = item
         except WaitTimeout as late:
-            await self._workers.kill(seat.rank, f"nothing was heard of {what} for {_SILENT_S:.0f} s")
+            await self._workers.kill(seat.rank, f"nothing was heard of {what} for {self._silent_s:.0f} s")
             raise WorkerLost(seat.rank, str(late), worker=f"rollout/{seat.rank}") from late
         except WorkerError as error:
             if error.type in _ERRORS:

@@ -14,18 +14,20 @@ from headrace.runtime.protocol import Runtime, WaitTimeout
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
 
 _SILENT_S = 120.0
-"""In which a worker says that it is there: six times what it takes."""
+"""In which a worker says that it is there: six times what it takes. Its loop may stand before."""
 _TOLD_S = 60.0
-"""In which a worker hears something."""
+"""In which a worker hears something. Its loop may stand before: what is not heard in time ends the worker."""
 LOST = "the rollout worker that played it was lost; its group is played again"
 
 
 class TaskRelay:
     """Follows each worker's tasks from its beginning to its end. Whose worker is lost is over."""
 
-    def __init__(self, player: OutsidePlayer, runtime: Runtime) -> None:
+    def __init__(self, player: OutsidePlayer, runtime: Runtime, blocked_s: float) -> None:
+        """`blocked_s`: for how long a worker's event loop may stand (`rollout.block_timeout_s`)."""
         self._player = player
         self._runtime = runtime
+        self._blocked_s = blocked_s
         self._following: list[asyncio.Task[None]] = []
 
     def began(self, workers: Workers[Any], rank: int) -> None:
@@ -44,12 +46,15 @@ class TaskRelay:
         tasks: dict[str, _Relayed] = {}
         how = LOST
         try:
-            items = workers.stream("tasks", rank=rank, what="its tasks for agents outside", seconds=_SILENT_S)
+            within_s = self._blocked_s + _SILENT_S
+            items = workers.stream("tasks", rank=rank, what="its tasks for agents outside", seconds=within_s)
             async with aclosing(items):
                 async for news in items:
                     for each in news:
                         if isinstance(each, OfferedTask):
-                            relayed = _Relayed(each, self._player, self._runtime, workers, rank)
+                            relayed = _Relayed(
+                                each, self._player, self._runtime, workers, rank, self._blocked_s + _TOLD_S
+                            )
                             tasks[relayed.task.id] = relayed
                         else:
                             assert isinstance(each, LeftTask)
@@ -70,8 +75,16 @@ class _Relayed:
     """One task, on the run's board."""
 
     def __init__(
-        self, offered: OfferedTask, player: OutsidePlayer, runtime: Runtime, workers: Workers[Any], rank: int
+        self,
+        offered: OfferedTask,
+        player: OutsidePlayer,
+        runtime: Runtime,
+        workers: Workers[Any],
+        rank: int,
+        told_s: float,
     ) -> None:
+        """`told_s`: in which its worker hears something."""
+        self._told_s = told_s
         self._player = player
         self._runtime = runtime
         self._workers = workers
@@ -118,9 +131,10 @@ class _Relayed:
         try:
             while self._stands != self._told_to_stand:
                 stands = self._stands
-                await self._call("task_stands", self.task.id, stands)
-                self._told_to_stand = stands
-        except (WorkerLost, WorkerError, WaitTimeout):
+                with suppress(WaitTimeout):  # it is told again, for as long as its worker is there
+                    await self._call("task_stands", self.task.id, stands)
+                    self._told_to_stand = stands
+        except (WorkerLost, WorkerError):
             pass  # whoever follows the worker hears of it
         finally:
             self._is_telling = False
@@ -136,7 +150,10 @@ class _Relayed:
         """How it had ended before, if it had."""
         try:
             (ended,) = await self._call("task_ended", self.task.id, reward, failure, nobody_s)
-        except (WorkerLost, WorkerError, WaitTimeout):
+        except WaitTimeout as late:  # it may end it still: so that what is said of it is so
+            await self._workers.kill(self._rank, f"it was not told of an end: {late}")
+            return LOST
+        except (WorkerLost, WorkerError):
             return LOST
         return None if ended else BY_RUN
 
@@ -149,5 +166,5 @@ class _Relayed:
 
     async def _call(self, method: str, *args: Any) -> list[Any]:
         return await self._workers.call(
-            method, *args, rank=self._rank, what=f"task {self.task.id} to be told", seconds=_TOLD_S
+            method, *args, rank=self._rank, what=f"task {self.task.id} to be told", seconds=self._told_s
         )

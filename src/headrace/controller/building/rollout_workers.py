@@ -98,7 +98,7 @@ async def start_rollout_workers(
     silence = Silence(config.rollout.block_timeout_s, "rollout.block_timeout_s")
     where = Placement(process=True, threads=_THREADS, start_s=_START_S, silence=silence)
     outside = outside_player(plan.workflow)
-    relay = None if outside is None else TaskRelay(outside, runtime)
+    relay = None if outside is None else TaskRelay(outside, runtime, silence.most_s)
     return await begun(RolloutWorker, [spec] * count, where, runtime, store, rewards, often_of(config), relay)
 
 
@@ -125,7 +125,8 @@ async def begun(
         if error.type == ConfigError.__name__:
             raise ConfigError(f"{error.text}; so {error.worker or 'a rollout worker'} finds") from error
         raise
-    workers = RolloutWorkers(seats, runtime, store, refs, losses, times=rewards.training.times)
+    times, blocked_s = rewards.training.times, where.silence.most_s
+    workers = RolloutWorkers(seats, runtime, store, refs, losses, times=times, blocked_s=blocked_s)
     return RolloutHands(workers, seats, refs, losses, specs[0], relay)
 
 
