@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, nullcontext
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -346,6 +347,27 @@ def test_an_agent_that_goes_away_while_it_waits_takes_nothing_with_it() -> None:
         return await only(group)
 
     assert outside(test).reward == 1
+
+
+def test_an_agent_that_does_not_read_its_task_uses_up_no_time_of_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.gateway.agents.task_routes._BODY_S", 1.2)
+    large = Prompt("0", "hi", {"prompt": "hi", "long": "x" * (12 << 20)})  # more than what sockets hold
+
+    async def test(agents: Agents) -> Sample:
+        group = asyncio.ensure_future(agents.runner.run_group(GroupKey(0, 0, 0), large, INITIAL, 1))
+        at = urlsplit(agents.address)
+        _, writer = await asyncio.open_connection(at.hostname, at.port, limit=1)
+        lines = (f"Host: {at.netloc}", "Content-Type: application/json", "Content-Length: 2", "", "{}")
+        writer.write("\r\n".join(("POST /tasks HTTP/1.1", *lines)).encode())
+        await asyncio.sleep(0.2)
+        task = await agents.take()  # once it is put back, which is longer than an episode may take
+        assert task["deadline_s"] == 0.9
+        await agents.ask(task)
+        assert (await agents.say(task, "end", {"reward": 1}))[0] == 200
+        writer.close()
+        return await only(group)
+
+    assert outside(test, timeout_s=0.9).reward == 1.0
 
 
 def test_an_agent_that_asks_the_model_for_nothing_fails() -> None:

@@ -148,15 +148,15 @@ def test_what_a_worker_plays_is_taken_here_and_ends_there() -> None:
     relayed(test)
 
 
-def test_its_clock_stands_there_until_it_is_taken_and_again_once_it_is_put_back() -> None:
+def test_its_clock_stands_there_until_an_agent_has_heard_of_it() -> None:
     async def test(run: Run) -> None:
         await run.begin("a")
-        assert await run.ask("stands", "a")
         task = await run.take()
-        await run.until_stands("a", False)
+        assert await run.ask("stands", "a")
         run.tasks.put_back(task)
-        await run.until_stands("a", True)
         assert await run.take() is task
+        assert await run.ask("stands", "a")
+        run.tasks.heard(task)
         await run.until_stands("a", False)
 
     relayed(test)
@@ -289,6 +289,7 @@ def relayed_slowly(test: Callable[[OutsidePlayer, Slow, VirtualRuntime], Awaitab
 def test_a_worker_that_did_not_hear_in_time_whose_clock_runs_is_told_again() -> None:
     async def test(player: OutsidePlayer, worker: Slow, runtime: VirtualRuntime) -> None:
         task = await player.tasks.take()
+        player.tasks.heard(task)
         await runtime.clock.sleep(3 * (BLOCKED_S + 100))
         assert worker.told == [("task_stands", task.id, False)]
         assert not worker.killed

@@ -59,17 +59,31 @@ def test_the_first_that_was_offered_goes_to_the_first_who_asked() -> None:
     on(test)
 
 
-def test_a_clock_stands_still_until_its_task_is_taken() -> None:
+def test_a_clock_stands_still_until_its_taker_has_heard_of_the_task() -> None:
     async def test(board: Board) -> None:
         task = board.offer("a")
-        assert board.clocks["a"].stands
         assert board.tasks.take_now() is task
-        assert not board.clocks["a"].stands
-        board.tasks.put_back(task)
         assert board.clocks["a"].stands
-        board.tasks.leave(task)
+        board.tasks.put_back(task)
+        assert board.tasks.take_now() is task
+        board.tasks.heard(task)
         assert not board.clocks["a"].stands
+        board.tasks.leave(task)
         assert board.tasks.take_now() is None
+
+    on(test)
+
+
+def test_a_clock_goes_on_once_its_task_is_over_whoever_has_it() -> None:
+    async def test(board: Board) -> None:
+        waits, taken = board.offer("a"), board.offer("b")
+        assert board.tasks.take_now() is waits
+        board.tasks.put_back(waits)
+        board.tasks.leave(waits)
+        assert not board.clocks["a"].stands
+        assert board.tasks.take_now() is taken
+        board.tasks.leave(taken)
+        assert not board.clocks["b"].stands
 
     on(test)
 
@@ -95,7 +109,7 @@ def test_who_asks_no_more_is_given_nothing() -> None:
         asker.cancel()
         await turn()
         task = board.offer("a")
-        assert task.is_waiting
+        assert board.tasks.is_unattended
         assert board.tasks.take_now() is task
 
     on(test)

@@ -1,6 +1,6 @@
 """Episodes that agents outside of the run play: offered, taken by whoever asks, and ended by that or by the run.
 
-An episode is with one agent at a time. While nobody has taken it, its clock stands still.
+An episode is with one agent at a time. Until that has heard of it, its clock stands still.
 """
 
 from __future__ import annotations
@@ -86,16 +86,17 @@ class OutsideTask:
         self._stands: ExitStack | None = None
 
     @property
-    def is_waiting(self) -> bool:
+    def stands(self) -> bool:
+        """Whether its clock does."""
         return self._stands is not None
 
     def wait(self) -> None:
-        """Nobody has taken it."""
+        """Nobody has it."""
         self._stands = ExitStack()
         self._stands.enter_context(self._standing())
 
     def go_on(self) -> None:
-        """It is taken, or over."""
+        """An agent has it, or it is over."""
         if self._stands is not None:
             self._stands.close()
             self._stands = None
@@ -182,7 +183,7 @@ class OutsideTasks:
             try:
                 await self.changed.wait(clock, quiet_s, TAKER)
             except WaitTimeout:
-                if task.is_waiting and self.is_unattended:
+                if task in self._waiting and self.is_unattended:
                     raise
         await task.ended
 
@@ -191,9 +192,9 @@ class OutsideTasks:
         ended = task.ended.done() and not task.ended.cancelled()
         if ended:
             task.ended.exception()
-        if task.is_waiting:
+        if task in self._waiting:
             self._waiting.remove(task)
-            task.go_on()
+        task.go_on()
         self._playing.pop(task.id, None)
         self._over[task.id] = BY_AGENT if ended else how
         while len(self._over) > _MOST_REMEMBERED:
@@ -227,10 +228,13 @@ class OutsideTasks:
             if taker in self._takers:
                 self._takers.remove(taker)
 
+    def heard(self, task: OutsideTask) -> None:
+        """Whoever took it has heard of it: its clock goes on."""
+        task.go_on()
+
     def put_back(self, task: OutsideTask) -> None:
         """Whoever took it never heard of it."""
         if self._playing.pop(task.id, None) is not None and not task.ended.done():
-            task.wait()
             self._waiting.appendleft(task)
             self._hand_out()
 
@@ -284,7 +288,6 @@ class OutsideTasks:
 
     def _begin(self, task: OutsideTask) -> None:
         self._playing[task.id] = task
-        task.go_on()
         self._has_changed()
 
     def _has_changed(self) -> None:

@@ -73,9 +73,9 @@ class RelayedTasks:
             yield news
 
     def stands(self, id: str, *, stands: bool) -> None:
-        """Whether nobody has it, so that its clock stands still."""
+        """Whether no agent has it, so that its clock stands still."""
         task = self._tasks.get(id)
-        if task is not None and task.is_waiting != stands:
+        if task is not None and task.stands != stands:
             (task.wait if stands else task.go_on)()
 
     def end(self, id: str, reward: float | None, failure: str | None, nobody_s: float | None) -> bool:

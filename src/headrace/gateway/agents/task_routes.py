@@ -71,13 +71,15 @@ class TaskRoutes:
             raise ApiError(str(error), status=410, code="run_over") from error
         told = {"id": task.id, **task.told, "base_url": self._base_url(request, host, task)}
         try:
-            return await send_json(request, told, Deadline(self._clock, _BODY_S))
+            sent = await send_json(request, told, Deadline(self._clock, _BODY_S))
         except (ConnectionError, WaitTimeout):  # the client went away, or does not read
             self._tasks.put_back(task)
             return web.Response()
         except BaseException:
             self._tasks.put_back(task)
             raise
+        self._tasks.heard(task)  # not before: the next one to take it has as much time
+        return sent
 
     async def reward(self, request: web.Request) -> web.StreamResponse:
         """`{"reward": 0.5}`: that of the episode; the last one holds."""
