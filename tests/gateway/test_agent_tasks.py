@@ -383,24 +383,31 @@ def test_an_agent_that_asks_the_model_for_nothing_fails() -> None:
     ("forwarded", "scheme"),
     [("https", "https"), ("https, http", "https"), ("http,https", "http"), ("ftp", "http"), ("", "http")],
 )
-def test_behind_a_proxy_with_tls_the_address_is_the_proxys(forwarded: str, scheme: str) -> None:
+def test_behind_a_proxy_with_tls_the_address_is_the_proxys(
+    forwarded: str, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As X-Forwarded-Proto says; the first proxy is the one that the agent knows."""
+    monkeypatch.setenv("AGENTS_TOKEN", "secret")
 
     async def test(agents: Agents) -> str:
         group = agents.group()
         headers = {"Host": "agents.example", "X-Forwarded-Proto": forwarded}
-        status, task, _ = await agents.post("/tasks", {}, None, **headers)
+        status, task, _ = await agents.post("/tasks", {}, "secret", **headers)
         assert status == 200
         group.cancel()
         return str(task["base_url"])
 
-    assert outside(test) == f"{scheme}://agents.example/episodes/0/v1"
+    assert outside(test, token_env="AGENTS_TOKEN") == f"{scheme}://agents.example/episodes/0/v1"
 
 
-def test_a_task_that_is_played_elsewhere_has_the_host_that_the_agent_knows_and_the_port_of_who_plays() -> None:
+def test_a_task_that_is_played_elsewhere_has_the_host_that_the_agent_knows_and_the_port_of_who_plays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AGENTS_TOKEN", "secret")
+
     async def main() -> list[str]:
         runtime = InlineRuntime()
-        player = OutsidePlayer(OutsideAgent(outside=True), 10)
+        player = OutsidePlayer(OutsideAgent(outside=True, token_env="AGENTS_TOKEN"), 10)
         listener = TaskListener(TaskRoutes(player, runtime.clock), ("127.0.0.1", 0))
         await listener.start()
         told = []
@@ -409,7 +416,7 @@ def test_a_task_that_is_played_elsewhere_has_the_host_that_the_agent_knows_and_t
                 for number, host in enumerate(("", "agents.example:8100", "agents.example", "[::1]:8100")):
                     where = f"http://0.0.0.0:7/episodes/{number}/v1"
                     player.tasks.offer(OutsideTask(f"hr-{number}", where, {"row": {}}, nullcontext))
-                    headers = {"Host": host} if host else {}
+                    headers = {"Authorization": "Bearer secret", **({"Host": host} if host else {})}
                     async with client.post(f"{player.tasks.address}/tasks", json={}, headers=headers) as answer:
                         assert answer.status == 200
                         told.append((await answer.json())["base_url"])
@@ -424,6 +431,42 @@ def test_a_task_that_is_played_elsewhere_has_the_host_that_the_agent_knows_and_t
         "http://agents.example:7/episodes/2/v1",
         "http://[::1]:7/episodes/3/v1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example", 403),
+        ("evil.example:8100", 403),
+        ("localhost.evil.example", 403),
+        ("192.168.0.7:8100", 403),
+        ("127.0.0.1.nip.io", 403),
+        ("localhost:8100", 200),
+        ("LOCALHOST", 200),
+        ("127.3.4.5:8100", 200),
+        ("[::1]:8100", 200),
+    ],
+)
+def test_without_a_token_only_who_knows_it_by_loopback_is_answered(host: str, status: int) -> None:
+    """A page in a browser that has its own name lead to this machine (DNS rebinding) names that."""
+
+    async def test(agents: Agents) -> None:
+        group = agents.group()
+        there, told, _ = await agents.post("/tasks", {}, None, Host=host)
+        assert there == status
+        task = told if status == 200 else await agents.take()
+        if status == 403:
+            assert told["error"]["code"] == "host_not_allowed"
+            assert told["error"]["message"] == (
+                f"the header Host is {host!r}, which is not on loopback, and no token is asked for; ask at "
+                f"{agents.address}, or set rollout.agent.token_env"
+            )
+        for what in ("reward", "end"):
+            path = f"/tasks/{task['id']}/{what}"
+            assert (await agents.post(path, {"reward": 1}, task["api_key"], Host=host))[0] == status
+        group.cancel()
+
+    outside(test)
 
 
 @pytest.mark.parametrize("host", ["agents.example:99999", "agents.example:port"])

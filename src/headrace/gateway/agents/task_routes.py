@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from headrace.config.values.hosts import is_loopback
 from headrace.gateway.errors import ApiError
 from headrace.gateway.fields import Fields
 from headrace.gateway.http_json import read_json, respond, send_json
@@ -57,10 +58,10 @@ class TaskRoutes:
         """`{"wait_s": 30}`: the next episode; 429 if none comes within that time."""
         if self._token is not None and not self._has_token(request):
             raise _refused(f"send Authorization: Bearer with the token of {self._token_env}")
+        host = self._host(request)  # before a task is taken, which would be lost
         fields = await self._fields(request)
         wait_s = fields.number("wait_s", _WAIT_S, 0.0, _LONGEST_WAIT_S)
         fields.refuse_rest({}, ())
-        host = _host(request)  # before a task is taken, which would be lost
         try:
             task = self._tasks.take_now()
             if task is None:
@@ -113,6 +114,7 @@ class TaskRoutes:
 
     def _task(self, request: web.Request) -> OutsideTask:
         """Raises ApiError."""
+        self._host(request)
         id = request.match_info["id"]
         if not self._has_token(request) and not hmac.compare_digest(task_id(_bearer(request)).encode(), id.encode()):
             raise _refused("send Authorization: Bearer with the api_key of the task")
@@ -137,6 +139,21 @@ class TaskRoutes:
         if its.port == urlsplit(self._tasks.address).port:
             return f"{scheme}://{request.host}{its.path}"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{its.port}{its.path}"
+
+    def _host(self, request: web.Request) -> str:
+        """By which the agent knows the listener, without a port. Raises ApiError, where no token is asked for also for
+        one beyond loopback: a page in a browser on this machine may have had its own name lead to here (DNS rebinding),
+        and whatever it then sends is of its own origin."""
+        host = _host(request)
+        if self._token is None and not is_loopback(host):
+            raise ApiError(
+                f"the header Host is {request.host!r}, which is not on loopback, and no token is asked for; ask at "
+                f"{self._tasks.address}, or set rollout.agent.token_env",
+                param="Host",
+                status=403,
+                code="host_not_allowed",
+            )
+        return host
 
     def _has_token(self, request: web.Request) -> bool:
         return self._token is not None and hmac.compare_digest(
