@@ -138,6 +138,8 @@ def test_nothing_but_the_episodes_api_answers(tmp_path: Path) -> None:
             "the working folder": refused(lambda: open({str(script)!r}, "a")),
             "other processes": {os.getpid()} not in map(int, filter(str.isdigit, os.listdir("/proc"))) or
                 b"pytest" not in open("/proc/{os.getpid()}/cmdline", "rb").read(),
+            "the memory of other processes": all(refused(lambda: os.open(f"/proc/{{pid}}/mem", os.O_RDWR))
+                for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid()),
             "other sockets": len(glob.glob("/tmp/headrace-agents-*/*/*.sock")) == 1,
             "rights": refused(lambda: os.setuid(0)) if os.getuid() else False,
         }}

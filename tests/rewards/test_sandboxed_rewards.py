@@ -391,6 +391,13 @@ def test_bubblewrap_s_command_line(stub: Path) -> None:
     assert "--size 1024 --tmpfs /work-folder --remount-ro / --chdir /work-folder -- /bin/true" in words
 
 
+def test_an_agent_has_no_process_of_bubblewrap_s_beside_it(stub: Path) -> None:
+    """It would be the agent's user's, and without a filter."""
+    walls = Walls("bubblewrap", 1024, network=False, reads=("/usr",))
+    assert "--as-pid-1" in walls.around(["/bin/true"], "/work-folder", loopback=True)
+    assert "--as-pid-1" not in walls.around(["/bin/true"], "/work-folder"), "a program waits for no orphans"
+
+
 @pytest.mark.parametrize("user", [0, 1000])
 @pytest.mark.parametrize("network", [False, True])
 def test_nsjail_s_command_line(stub: Path, monkeypatch: pytest.MonkeyPatch, user: int, network: bool) -> None:

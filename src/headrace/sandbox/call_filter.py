@@ -1,7 +1,8 @@
 """Which system calls are refused in the sandbox, as a program for the kernel's filter (seccomp(2)).
 
-Refused is what would give memory that belongs to no process, so that no sum over processes has it, and what would make
-namespaces or mounts, through which walls can be got around. Imports the standard library alone.
+Refused is what would give memory that belongs to no process, so that no sum over processes has it; what would make
+namespaces or mounts, through which walls can be got around; and what reaches into other processes, which may have fewer
+calls refused. Imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _CALLS = {
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
     "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433),
     "move_mount": (429, 429), "open_tree": (428, 428), "mount_setattr": (442, 442), "open_tree_attr": (467, 467),
-    "open_by_handle_at": (304, 265),
+    "open_by_handle_at": (304, 265), "ptrace": (101, 117), "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438),
 }  # fmt: skip
 """Numbers for each of `_MACHINES`."""
 _SCHEDULING = {

@@ -42,6 +42,7 @@ def main() -> None:
         if os.geteuid() == 0:
             linux.keep_rights_when_becoming()
             linux.become(spec["user"], reads_all=True)
+        linux.hide_memory()  # the program is of the same user, and may less: it must not act by this process
         filter_calls(is_program=False)
     child = os.fork()
     if child == 0:
@@ -49,8 +50,16 @@ def main() -> None:
         _be_the_command(spec, command, port)
     threading.Thread(target=_accept, args=(listener, spec["socket"]), daemon=True).start()
     threading.Thread(target=_watch, args=(spec["memory_bytes"],), daemon=True).start()
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = os.waitstatus_to_exitcode(_status_of(child))
     os._exit(code if code >= 0 else 128 - code)
+
+
+def _status_of(child: int) -> int:
+    """Once it has ended; of orphans, which are this process's where it is the first one, nothing is left."""
+    while True:
+        ended, status = os.wait()
+        if ended == child:
+            return status
 
 
 def _be_the_command(spec: dict[str, Any], command: list[str], port: int) -> NoReturn:

@@ -63,7 +63,8 @@ class Walls:
     ) -> list[str]:
         """The command line that runs `command` (an absolute path first) in a sandbox whose one writable folder is
         `folder`: it begins there, or with `stays` where it is called. It is handed the descriptors `passes`, which must
-        be inheritable. With `loopback` a network of its own has that. With the tool `none`, `command` itself."""
+        be inheritable. With `loopback` a network of its own has that, and `command` has to wait for orphans: it may be
+        the first process. With the tool `none`, `command` itself."""
         match self.tool:
             case "none":
                 return command
@@ -73,7 +74,8 @@ class Walls:
                 inner = self._enter(command, folder, stays=stays, is_first=True, loopback=False)
                 return [*self._nsjail(passes, loopback=loopback), "--", *inner]
             case _:
-                return [*self._bubblewrap(folder, os.getcwd() if stays else folder), "--", *command]
+                begins = os.getcwd() if stays else folder
+                return [*self._bubblewrap(folder, begins, is_first=loopback), "--", *command]
 
     def _enter(self, command: list[str], folder: str, *, stays: bool, is_first: bool, loopback: bool) -> list[str]:
         spec = {
@@ -108,11 +110,14 @@ class Walls:
         line += [word for name in kept for word in ("--cap", name)]
         return line + [word for descriptor in passes for word in ("--pass_fd", str(descriptor))]
 
-    def _bubblewrap(self, folder: str, begins: str) -> list[str]:
+    def _bubblewrap(self, folder: str, begins: str, *, is_first: bool) -> list[str]:
+        """`is_first`: no process of the tool is within, which would be the user's, and have no filter: a program that
+        writes into its memory acts by it."""
         program = shutil.which("bwrap")
         if program is None:
             raise FileNotFoundError("no program bwrap")
         line = [program, "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent", "--new-session"]
+        line += ["--as-pid-1"] if is_first else []
         line += [] if self.network else ["--unshare-net"]
         if os.geteuid() == 0:
             line += ["--cap-drop", "ALL", *(word for name in linux.ROOT_KEEPS for word in ("--cap-add", name))]
