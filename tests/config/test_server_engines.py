@@ -172,7 +172,38 @@ def test_with_ray_every_worker_is_an_actor() -> None:
     for more, words in (
         ({"trainer": {"placement": "own"}}, "trainer.placement is own, and with runtime.kind ray"),
         ({"engine": {"process": False}}, "engine.process is false, and with runtime.kind ray"),
+        ({"reference": {"placement": "own"}}, "actors; leave it out, or set process"),
         ({"runtime": {"address": "auto"}}, "runtime.address is 'auto', and runtime.kind inline"),
     ):
         with pytest.raises(ValueError, match=words):
             TrainConfig.model_validate({**given, **more})
+
+
+REFRESHED = {"refresh_every": 5}
+
+
+@pytest.mark.parametrize("own", [REFRESHED, {**REFRESHED, "placement": "hybrid"}])
+def test_with_ray_a_reference_that_is_refreshed_is_hybrid(own: dict[str, Any]) -> None:
+    given = {"model": {"path": "m"}, "data": {"train": "t"}, "runtime": {"kind": "ray"}, "reference": own}
+    assert TrainConfig.model_validate(given).reference.placement == "hybrid"
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "words"),
+    [
+        ("ray", {"placement": "process"}, r"placement process, where no newer policy reaches it; use hybrid \["),
+        ("ray", {"placement": "own"}, "all workers are actors; leave it out, or set hybrid"),
+        ("ray", {"model": "sft"}, "model 'sft': with runtime.kind ray a reference .* is hybrid, .* leave one"),
+        ("ray", {"model": "sft", "placement": "process"}, "reference.model 'sft': with runtime.kind ray .* leave one"),
+        ("ray", {"layout": "d2"}, "reference.layout d2: no newer policy reaches ranks of its own; leave one"),
+        ("inline", {"placement": "process"}, "where no newer policy reaches it; use own or hybrid"),
+        ("inline", {"layout": "d2"}, "reference.layout d2: no newer policy reaches ranks of its own; leave one"),
+        ("inline", {"model": "sft", "placement": "hybrid"}, "is hybrid, .* reference.model is 'sft'; leave one"),
+    ],
+)  # fmt: skip
+def test_what_a_reference_that_is_refreshed_cannot_be_leads_to_what_it_can(
+    kind: str, own: dict[str, Any], words: str
+) -> None:
+    given = {"model": {"path": "m"}, "data": {"train": "t"}, "runtime": {"kind": kind}}
+    with pytest.raises(ValueError, match=words):
+        TrainConfig.model_validate({**given, "reference": {**REFRESHED, **own}})

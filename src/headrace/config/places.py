@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from headrace.config.train import TrainConfig
 
 _APART = ("trainer", "critic", "reference", "teacher", "functions")
-"""Sections whose `placement` is `process` with Ray, unless given."""
+"""Sections whose `placement` is `process` with Ray, unless given; of a reference that is refreshed it is `hybrid`."""
 _TRAINED = ("trainer", "critic")
 _KEYS = {"reward": "reward.model"}
 """Sections that are not called as their workers are."""
@@ -26,7 +26,8 @@ def apart_with_ray(given: Any) -> Any:
     made = dict(given)
     for name in _APART:
         if isinstance(section := made.get(name, {}), Mapping):
-            made[name] = {"placement": "process", **section}
+            refreshed = name == "reference" and section.get("refresh_every") is not None
+            made[name] = {"placement": "hybrid" if refreshed else "process", **section}
     reward = made.get("reward")
     if isinstance(reward, Mapping) and isinstance(model := reward.get("model"), Mapping):
         made["reward"] = {**reward, "model": {"placement": "process", **model}}
@@ -51,6 +52,7 @@ def check_places(config: TrainConfig) -> None:
         _check_turns(config)
     if config.engine.lent:
         _check_lent(config)
+    _check_reference(config)
     for name, layout in layouts_of(config).items():
         _check_layout(key_of(name), layout, _placement_of(config, name))
     if config.trainer.backend == "megatron":
@@ -134,14 +136,43 @@ def _check_lent(config: TrainConfig) -> None:
         )
 
 
+def _check_reference(config: TrainConfig) -> None:
+    own, with_ray = config.reference, config.runtime.kind == "ray"
+    if own.refresh_every is not None:
+        refreshed = f"reference.refresh_every is {own.refresh_every}"
+        if with_ray and own.model is not None:
+            raise ValueError(
+                f"{refreshed}, and reference.model {own.model!r}: with runtime.kind ray a reference that is refreshed "
+                "is hybrid, and begins as a copy of the policy; leave one of the two out"
+            )
+        if own.layout.ranks > 1 or own.layout.stage:
+            raise ValueError(
+                f"{refreshed}, and reference.layout {own.layout.text}: no newer policy reaches ranks of its own; leave "
+                "one of the two out"
+            )
+        if own.placement == "process":
+            raise ValueError(
+                f"{refreshed}, and reference.placement process, where no newer policy reaches it; use "
+                f"{'hybrid' if with_ray else 'own or hybrid'}"
+            )
+    if own.placement == "hybrid" and own.model is not None:
+        raise ValueError(
+            "reference.placement is hybrid, which keeps a copy of the policy, and reference.model is "
+            f"{own.model!r}; leave one of the two out"
+        )
+
+
 def _check_none_here(config: TrainConfig) -> None:
     places = {f"{name}.placement": getattr(config, name).placement for name in (*_APART, "proximal")}
     if config.reward.model.path is not None:
         places["reward.model.placement"] = config.reward.model.placement
     if here := [key for key, place in places.items() if place == "own"]:
+        mend = "process"
+        if "reference.placement" in here and config.reference.refresh_every is not None:
+            mend = "hybrid" if len(here) == 1 else "process (a reference that is refreshed: hybrid)"
         raise ValueError(
             f"{' and '.join(here)} {'is' if len(here) == 1 else 'are'} own, and with runtime.kind ray all workers are "
-            f"actors; leave {'it' if len(here) == 1 else 'them'} out, or set process"
+            f"actors; leave {'it' if len(here) == 1 else 'them'} out, or set {mend}"
         )
     if not config.engine.apart:
         raise ValueError(

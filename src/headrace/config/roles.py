@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from headrace.config.base import Section
 from headrace.config.layout import LayoutConfig
@@ -21,23 +21,11 @@ class ReferenceConfig(Section):
     """`own`: a lane of its own. `hybrid`: in turn with the actor, as a frozen copy of its weights. `process`: a process
     of its own, on this machine."""
     refresh_every: int | None = Field(default=None, ge=1)
-    """Batches after which the policy of that time becomes the reference; never unless given."""
+    """Batches after which the policy of that time becomes the reference; never unless given. With `placement: own` or
+    `hybrid`, and with Ray `hybrid` alone, which it is then unless given."""
     layout: LayoutConfig = LayoutConfig()
     """Of ranks that score together, each in a process of its own, as `trainer.layout`."""
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
-
-    @model_validator(mode="after")
-    def _hybrid_is_the_policy(self) -> ReferenceConfig:
-        if self.placement == "hybrid" and self.model is not None:
-            raise ValueError(
-                f"placement is hybrid, which keeps a copy of the policy, but model is {self.model!r}; use own"
-            )
-        if self.placement == "process" and self.refresh_every is not None:
-            raise ValueError(
-                f"placement is process, where no newer policy reaches the reference, but refresh_every is "
-                f"{self.refresh_every}; use own"
-            )
-        return self
 
 
 class FunctionsConfig(Section):

@@ -313,6 +313,9 @@ def _copied(config: TrainConfig, models: Mapping[str, PlannedModel], device: tor
         beside, mend = "training", "set checkpoint.background to false, so that training waits while it is written"
         if keeps_reference(config):
             beside, mend = "passes of a hybrid reference", "use reference.placement: own"
+            if config.runtime.kind == "ray":  # where none is `own`, nor refreshed elsewhere
+                refreshed = config.reference.refresh_every is not None
+                mend = "leave reference.refresh_every out" if refreshed else "use reference.placement: process"
         raise ConfigError(
             f"a checkpoint is written beside {beside}, from a copy that takes {in_gib(wanted)} of this host's memory, "
             f"and {in_gib(free)} are free; {mend}, or free memory"
