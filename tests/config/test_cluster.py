@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,7 @@ def test_sets_are_of_roles_by_either_name() -> None:
         ({"place": {"engine": [1]}}, r"\[1\] is no place; write \[1, DEVICES\]"),
         ({"place": {"engine": {"cpus": 0}}}, "greater than 0"),
         ({"place": {"actor": {}, "trainer": {}}}, "trainer is given twice, as actor and trainer; drop one"),
+        ({"place": {"rollout": [1, 2], "engine": {}}}, "engine is given twice, as rollout and engine; drop one"),
         ({"place": {"engines": {}}}, "Input should be 'trainer'"),
         *(({"device": name}, "which Ray counts by itself") for name in ("CPU", "memory", "object_store_memory")),
         ({"colocate": [["actor"]]}, "one role shares with nobody"),
@@ -86,15 +89,94 @@ def test_logical_devices_are_of_a_ray_of_the_runs_own() -> None:
 
 def test_the_option_is_overrides_that_others_go_on_from() -> None:
     assert resource_overrides('{"actor": [1, 2], "rollout": [1, 4], "advantages": {}}') == [
-        "cluster.place.trainer.devices_together=2",
-        "cluster.place.trainer.devices=0",
-        "cluster.place.engine.devices_together=4",
-        "cluster.place.engine.devices=0",
-        "cluster.place.functions.devices=0",
+        'cluster.place.trainer={"devices_together": 2}',
+        'cluster.place.engine={"devices_together": 4}',
+        'cluster.place.functions={"devices": 0}',
     ]
     for wrong, words in (("[1]", "no mapping of roles"), ("{", "Expecting"), ('{"x": [1, 2]}', "should be 'trainer'")):
         with pytest.raises(ConfigError, match=words):
             resource_overrides(wrong)
+
+
+def placed(there: dict[str, Any], overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What is said of each role, once `overrides` have gone before the places of a file."""
+    given = {"model": {"path": "m"}, "data": {"train": "d"}, "runtime": {"kind": "ray"}, "cluster": {"place": there}}
+    place = load_config(TrainConfig, given, overrides).cluster.place
+    return {role: each.model_dump(exclude_unset=True) for role, each in place.items()}
+
+
+@pytest.mark.parametrize(
+    ("there", "option", "found"),
+    [
+        ({"actor": [1, 4]}, {"actor": [1, 2]}, {"trainer": {"devices_together": 2}}),
+        ({"trainer": [1, 4]}, {"actor": [1, 2]}, {"trainer": {"devices_together": 2}}),
+        ({"rollout": [1, 4]}, {"rollout": [1, 2]}, {"engine": {"devices_together": 2}}),
+        ({"trainer": {"devices_together": 4}}, {"actor": {"devices": 1}}, {"trainer": {"devices": 1}}),
+        ({"actor": {"devices": 1, "cpus": 4}}, {"trainer": [1, 2]}, {"trainer": {"devices_together": 2, "cpus": 4}}),
+        ({"trainer": {"devices": 1, "cpus": 4}}, {"actor": {}}, {"trainer": {"devices": 0, "cpus": 4}}),
+        ({"engine": [1, 4]}, {"engine": {"devices": 0, "cpus": 2}}, {"engine": {"devices": 0, "cpus": 2}}),
+        (
+            {"rollout": {"cpus": 2}},
+            {"rollout": [1, 2]},
+            {"rollout": {"cpus": 2}, "engine": {"devices_together": 2}},
+        ),
+    ],
+)
+def test_the_option_goes_before_every_form_of_a_file(
+    there: dict[str, Any], option: dict[str, Any], found: dict[str, Any]
+) -> None:
+    assert placed(there, resource_overrides(json.dumps(option))) == found
+
+
+@pytest.mark.parametrize(
+    ("there", "overrides", "found"),
+    [
+        ({"trainer": [1, 4]}, ["cluster.place.actor=[1, 2]"], {"trainer": {"devices_together": 2}}),
+        ({"actor": {"cpus": 2}}, ["cluster.place.actor=[1, 2]"], {"trainer": {"devices_together": 2, "cpus": 2}}),
+        ({"actor": [1, 4]}, ["cluster.place.trainer.cpus=2"], {"trainer": {"devices_together": 4, "cpus": 2}}),
+        ({}, ["cluster.place.actor=[1, 2]", "cluster.place.trainer.devices=1"], {"trainer": {"devices": 1}}),
+        ({"rollout": [1, 4]}, {"cluster.place.rollout": (1, 2)}, {"engine": {"devices_together": 2}}),
+        ({"actor": [1, 4]}, {"cluster": {"place": {"trainer": {"devices": 1}}}}, {"trainer": {"devices": 1}}),
+        ({"actor": None}, ["cluster.place.actor=[1, 2]"], {"trainer": {"devices_together": 2}}),
+        (
+            {"rollout": [1, 4]},
+            ["cluster.place.rollout.strategy=spread"],
+            {"engine": {"devices_together": 4}, "rollout": {"strategy": "spread"}},
+        ),
+        (  # what refers to a role's place goes with it
+            {"actor": {"devices": 1}, "critic": "${cluster.place.actor}"},
+            ["cluster.place.trainer=[1, 2]"],
+            {"trainer": {"devices_together": 2}, "critic": {"devices_together": 2}},
+        ),
+        (  # and not the other way round
+            {"actor": [1, 2], "critic": "${cluster.place.actor}"},
+            ["cluster.place.critic.devices=1"],
+            {"trainer": {"devices_together": 2}, "critic": {"devices": 1}},
+        ),
+    ],
+)
+def test_overrides_of_places_go_by_role(
+    there: dict[str, Any], overrides: Sequence[str] | Mapping[str, Any], found: dict[str, Any]
+) -> None:
+    assert placed(there, overrides) == found
+
+
+@pytest.mark.parametrize(
+    ("there", "override", "words"),
+    [
+        ({"actor": [2, 4]}, "cluster.place.trainer.cpus=2", r"cluster.place.trainer: \[2, 4\] asks for 2 services"),
+        ({"actor": [1, 4]}, "cluster.place.trainer=[2, 2]", r"cluster.place.trainer: \[2, 2\] asks for 2 services"),
+        ({}, "cluster.place.engine={devices: 1, devices_together: 2}", "are both given; drop one"),
+        (
+            {"engine": {}},
+            "cluster.place={actor: [1, 2], trainer: {}}",
+            "override .*: trainer is given twice, as actor and trainer; drop one",
+        ),
+    ],
+)
+def test_an_override_of_places_that_cannot_be_meant_is_told(there: dict[str, Any], override: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        placed(there, [override])
 
 
 def test_the_option_goes_before_what_the_file_has(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ _ENGINES = "rollout"
 """What engines are called where a role is given as [services, devices]."""
 
 _NO_DEVICES = ("CPU", "memory", "object_store_memory")
-_NONE = {"devices": 0}
 
 
 class PlaceConfig(Section):
@@ -118,7 +117,7 @@ class ClusterConfig(Section):
     def _roles_as_elsewhere(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
-        return _by_own_names(given)
+        return by_own_names(given)
 
     @field_validator("colocate", mode="before")
     @classmethod
@@ -218,22 +217,22 @@ def resource_overrides(text: str | None) -> list[str]:
         raise ConfigError(
             f"--resource is {text!r}: {words}; write it as " """'{"actor": [1, 2], "rollout": [1, 4]}'"""
         ) from error
-    values = {role: place.model_dump(exclude_defaults=True) for role, place in cluster.place.items()}
-    for each in values.values():  # in the place of what the file has
-        if "devices_together" in each:
-            each["devices"] = 0
-    return [
-        f"cluster.place.{role}.{key}={value}" for role, each in values.items() for key, value in (each or _NONE).items()
-    ]
+    places = {role: place.model_dump(exclude_unset=True) for role, place in cluster.place.items()}
+    return [f"cluster.place.{role}={json.dumps(place or {'devices': 0})}" for role, place in places.items()]
 
 
-def _by_own_names(given: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Raises ValueError."""
+def role_of(name: Any, place: Any) -> Any:
+    """Whose place it is that somebody calls `name`."""
+    return "engine" if name == _ENGINES and isinstance(place, list | tuple) else _ALSO.get(name, name)
+
+
+def by_own_names(given: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Places by role. Raises ValueError."""
     made: dict[Any, Any] = {}
     for name, place in given.items():
-        role = "engine" if name == _ENGINES and isinstance(place, list | tuple) else _ALSO.get(name, name)
+        role = role_of(name, place)
         if role in made:
-            names = [each for each in given if each in (role, name) or _ALSO.get(each) == role]
+            names = [each for each, other in given.items() if role_of(each, other) == role]
             raise ValueError(f"{role} is given twice, as {' and '.join(map(str, names))}; drop one")
         made[role] = place
     return made

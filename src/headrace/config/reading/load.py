@@ -18,6 +18,7 @@ from headrace.config.errors import ConfigError
 from headrace.config.kinds import KINDS
 from headrace.config.reading.config_text import in_yaml
 from headrace.config.reading.explain import explain
+from headrace.config.reading.place_overrides import is_of_places, merge_places
 from headrace.config.reading.resume import is_operational, plainest
 from headrace.config.values.paths import path_of
 
@@ -90,7 +91,12 @@ def _short(value: Any) -> str:
 def _set(config: DictConfig, key: str, value: Any) -> None:
     if not all(key.split(".")):
         raise ConfigError(f"override {key!r} names no key; write it as trainer.optimizer.lr")
-    OmegaConf.update(config, key, _plain(value), merge=True)
+    if is_of_places(key):
+        given = OmegaConf.create()
+        OmegaConf.update(given, key, _plain(value))
+        merge_places(config, given)
+    else:
+        OmegaConf.update(config, key, _plain(value), merge=True)
 
 
 def _plain(value: Any) -> Any:
@@ -116,7 +122,10 @@ def _override(config: DictConfig, override: str) -> None:
             f"override {override!r} is for one place in a list, and the file has no list at {whole or 'its top'}; "
             f"give all of it, as {whole or 'key'}=[...]"
         )
-    config.merge_with_dotlist([override])
+    if is_of_places(key):
+        merge_places(config, OmegaConf.from_dotlist([override]))
+    else:
+        config.merge_with_dotlist([override])
 
 
 @contextmanager
