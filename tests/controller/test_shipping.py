@@ -183,6 +183,38 @@ def test_a_program_that_is_named_by_its_path_is_named_in_full(work: Path, shippe
     assert config["rollout"]["agent"]["command"] == [f"{work}/agents/run.sh"]
 
 
+def test_an_interpreter_that_is_named_by_its_path_is_named_in_full(work: Path, shipped: Shipped) -> None:
+    """Whether it is there or not; and a link to it as it is, since what it leads to has another environment."""
+    (work / "there").symlink_to(sys.executable)
+    here = [".venv-vllm/bin/python", "../sglang/bin/python", "python3", "there", "~/env/bin/python", "/env/bin/python"]
+    config, _ = shipped({}, engine=[{"kind": "vllm", "python": each} for each in here])
+    first, *others = [config["engine"], *config["engine"]["beside"]]
+    assert [each["python"] for each in (first, *others)] == [
+        f"{work}/.venv-vllm/bin/python",
+        f"{work.parent}/sglang/bin/python",
+        "python3",
+        f"{work}/there",
+        f"{Path.home()}/env/bin/python",
+        "/env/bin/python",
+    ]
+
+
+def test_files_of_a_server_s_options_are_named_in_full(work: Path, shipped: Shipped) -> None:
+    args = {"chat_template": "chat.jinja", "tokenizer": "models/own", "load_format": "auto", "revision": "some/branch"}
+    engine = [{"kind": "vllm", "args": args}, {"kind": "vllm", "args": {"speculative_config": {"model": "models/own"}}}]
+    config, _ = shipped({"chat.jinja": "", "models/own/config.json": "", "auto/x": ""}, engine=engine)
+    full = {"chat_template": f"{work}/chat.jinja", "tokenizer": f"{work}/models/own"}
+    assert config["engine"]["args"] == args | full
+    assert config["engine"]["beside"][0]["args"] == {"speculative_config": {"model": f"{work}/models/own"}}
+
+
+def test_held_out_sets_are_named_in_full(work: Path, shipped: Shipped) -> None:
+    sets = {"near": {"data": "near.jsonl"}, "far": {"data": {"path": "far.jsonl"}}, "hub": {"data": "openai/gsm8k"}}
+    config, _ = shipped({"near.jsonl": "", "far.jsonl": ""}, evaluation={"sets": sets})
+    found = [each["data"] for each in config["evaluation"]["sets"].values()]
+    assert found == [f"{work}/near.jsonl", {"path": f"{work}/far.jsonl"}, "openai/gsm8k"]
+
+
 def test_trackers_keep_their_places(work: Path, shipped: Shipped) -> None:
     track = [
         {"type": "tensorboard", "folder": "tb"},
@@ -197,7 +229,17 @@ def test_trackers_keep_their_places(work: Path, shipped: Shipped) -> None:
     ]
 
 
-@pytest.mark.parametrize("uri", ["sqlite:////data/mlflow.db", "http://127.0.0.1:5000"])
+@pytest.mark.parametrize(
+    ("uri", "folder"), [("file:./runs", "file:{}/runs"), ("./runs", "{}/runs"), ("mine", "{}/mine")]
+)
+def test_a_tracker_s_folder_is_named_in_full(work: Path, shipped: Shipped, uri: str, folder: str) -> None:
+    config, _ = shipped({"mine/meta.yaml": ""}, track=[{"type": "mlflow", "uri": uri}])
+    assert config["track"][0]["uri"] == folder.format(work)
+
+
+@pytest.mark.parametrize(
+    "uri", ["sqlite:////data/mlflow.db", "http://127.0.0.1:5000", "file:///data/runs", "databricks", "databricks://own"]
+)
 def test_a_tracker_s_whole_address_stays(shipped: Shipped, uri: str) -> None:
     config, _ = shipped({}, track=[{"type": "mlflow", "uri": uri}])
     assert config["track"][0]["uri"] == uri

@@ -16,10 +16,13 @@ from headrace.controller.shipped_functions import ShippedFunctions
 from headrace.store.origin import split_version
 
 CONFIG = "config.yaml"
-_PATHS = ("train", "eval", "rollouts", "path", "model", "run", "file", "read")
+_PATHS = ("train", "eval", "data", "rollouts", "path", "model", "run", "file", "read")
 """Keys of files and folders, which stay where they are: they are named in full, since a job has a folder of its own."""
 _COMMAND, _TRACKER_FOLDER, _TRACKER_URI = "rollout.agent.command", "track.folder", "track.uri"
-_SQLITE = "sqlite:///"
+_ENGINES = ("engine", "engine.beside")
+_INTERPRETERS = tuple(f"{engine}.python" for engine in _ENGINES)
+_SERVER_OPTIONS = tuple(f"{engine}.args." for engine in _ENGINES)
+_SQLITE, _FILES = "sqlite:///", "file:"
 
 
 def ship(config: TrainConfig, folder: Path) -> Path:
@@ -53,8 +56,12 @@ def _text(value: str, key: str, functions: ShippedFunctions) -> str:
     last = key.rpartition(".")[2]
     if key == _TRACKER_FOLDER:  # which the run makes
         return str(path_of(value).absolute())
-    if key == _TRACKER_URI and value.startswith(_SQLITE):
-        return f"{_SQLITE}{Path(value.removeprefix(_SQLITE)).absolute()}"
+    if key == _TRACKER_URI:
+        return _uri(value)
+    if key in _INTERPRETERS:
+        return _program(value)
+    if key.startswith(_SERVER_OPTIONS) and (os.path.isfile(value) or ("/" in value and os.path.exists(value))):
+        return os.path.abspath(value)
     if is_own(value):
         place, _, name = value.rpartition(":")
         file = path_of(place)
@@ -65,6 +72,21 @@ def _text(value: str, key: str, functions: ShippedFunctions) -> str:
     if last in _PATHS and _path_in(value, last).exists():
         return str(path_of(value).absolute())
     return value
+
+
+def _uri(value: str) -> str:
+    """What is on a disk, as an address or without, is the run's to make."""
+    for scheme in (_SQLITE, _FILES):
+        if value.startswith(scheme) and not value.startswith(f"{scheme}/"):
+            return f"{scheme}{Path(value.removeprefix(scheme)).absolute()}"
+    is_folder = ":" not in value and ("/" in value or os.path.isdir(value))
+    return str(path_of(value).absolute()) if is_folder else value
+
+
+def _program(value: str) -> str:
+    """A link to one stays that: by it an interpreter finds its environment."""
+    file = os.path.expanduser(value)
+    return os.path.abspath(file) if "/" in file or os.path.isfile(file) else value
 
 
 def _command(words: list[str]) -> list[str]:
