@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -179,6 +181,63 @@ def test_a_question_is_answered_line_by_line_and_a_bad_one_refused(tmp_path: Pat
         assert said == ["one", "two"]
 
     asyncio.run(main())
+
+
+def test_whoever_asks_as_the_run_ends_is_told_so_and_nothing_else_is_said(tmp_path: Path) -> None:
+    """Of two that ask, one has said nothing yet. The run's event loop ends at once behind them."""
+    heard: list[str] = []
+    logged: list[Any] = []
+    ended: list[str] = []
+
+    async def answer(asked: Mapping[str, Any], say: Any) -> None:
+        say("one")
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)  # what is half there is taken down
+            ended.append("answer")
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: logged.append(context))
+        async with listening(tmp_path, SystemClock(), answer):
+            ready.set()
+            await asyncio.to_thread(begun.wait, 10.0)
+        ended.append("run")
+
+    def client() -> None:
+        ready.wait(10.0)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+            silent.connect(os.path.relpath(tmp_path / NAME))
+            try:
+                ask(tmp_path, {"yes": 1}, heard.append, seconds=10.0)
+            except ConfigError as error:
+                heard.append(str(error))
+            heard.append(silent.recv(4096).decode())
+
+    ready, begun, asking = threading.Event(), threading.Event(), threading.Thread(target=client)
+    asking.start()
+    asyncio.run(run())
+    asking.join(10.0)
+    assert logged == []
+    words = "the run is ending, and does no more of it"
+    assert heard == ["one", words, f'{{"error": "{words}"}}\n']
+    assert ended == ["answer", "run"]
+
+
+def test_whoever_is_not_heard_any_more_is_told_that_the_run_has_ended(tmp_path: Path) -> None:
+    def end() -> None:
+        with listener, listener.accept()[0]:
+            pass  # what was asked is not read
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(os.path.relpath(tmp_path / NAME))
+        listener.listen()
+        ending = threading.Thread(target=end)
+        ending.start()
+        with pytest.raises(ConfigError, match="ended before it had answered"):
+            ask(tmp_path, {"yes": 1}, print, seconds=10.0)
+        ending.join()
 
 
 class _Hires:

@@ -22,6 +22,8 @@ from headrace.store.run_store import CONTROL_NAME as NAME
 _MOST_BYTES = 4096
 _ASK_S = 10.0
 """In which whoever connects has to ask."""
+_END_S = 5.0
+"""How long the run waits, at its end, for what is given up then."""
 Say = Callable[[str], None]
 Answer = Callable[[Mapping[str, Any], Say], Awaitable[None]]
 """Does what is asked for, and says what it does; raises HeadraceError."""
@@ -29,9 +31,11 @@ Answer = Callable[[Mapping[str, Any], Say], Awaitable[None]]
 
 @asynccontextmanager
 async def listening(folder: Path, clock: Clock, answer: Answer) -> AsyncGenerator[None]:
-    """While it is entered, `answer` is given what is asked."""
+    """While it is entered, `answer` is given what is asked. What is not done by its end is cancelled, and whoever asked
+    is told so."""
     path = folder / NAME
     path.unlink(missing_ok=True)
+    at_work: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         def say(**words: Any) -> None:
@@ -40,21 +44,32 @@ async def listening(folder: Path, clock: Clock, answer: Answer) -> AsyncGenerato
         try:
             await answer(await _asked(reader, clock), lambda line: say(line=line))
             say(done=True)
+        except asyncio.CancelledError:
+            say(error="the run is ending, and does no more of it")
+            writer.close()
+            raise
         except HeadraceError as error:
             say(error=str(error))
         except Exception as error:  # whoever asked waits for a word; the run goes on
             say(error=f"{type(error).__name__}: {error}")
-        finally:
+        try:
             with suppress(OSError):
                 await writer.drain()
+        finally:
             writer.close()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A task of ours: one of asyncio's own that is cancelled is an error in its log."""
+        task = asyncio.create_task(serve(reader, writer), name="control")
+        at_work.add(task)
+        task.add_done_callback(at_work.discard)
 
     with _near(folder) as near:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(f"{near}/{NAME}")
             os.chmod(path, 0o600)  # before anybody can connect
-            server = await asyncio.start_unix_server(serve, sock=listener, limit=_MOST_BYTES)
+            server = await asyncio.start_unix_server(connected, sock=listener, limit=_MOST_BYTES)
         except BaseException:
             listener.close()
             raise
@@ -63,6 +78,11 @@ async def listening(folder: Path, clock: Clock, answer: Answer) -> AsyncGenerato
     finally:
         server.close()
         path.unlink(missing_ok=True)
+        for task in at_work:
+            task.cancel()
+        if at_work:
+            with suppress(WaitTimeout):
+                await clock.wait_for(asyncio.wait([*at_work]), _END_S, "what was asked for to be given up")
 
 
 async def _asked(reader: asyncio.StreamReader, clock: Clock) -> Mapping[str, Any]:
@@ -85,8 +105,8 @@ def ask(folder: Path, question: Mapping[str, Any], say: Say, *, seconds: float) 
             line.connect(f"{near}/{NAME}")
         except OSError as error:
             raise ConfigError(f"{folder} is no run that is at work ({error.strerror or error})") from error
-        line.sendall(json.dumps(question).encode() + b"\n")
         try:
+            line.sendall(json.dumps(question).encode() + b"\n")
             with line.makefile("rb") as answers:
                 for text in answers:
                     told = json.loads(text)
@@ -97,6 +117,8 @@ def ask(folder: Path, question: Mapping[str, Any], say: Say, *, seconds: float) 
                     say(told["line"])
         except TimeoutError as error:
             raise ConfigError(f"nothing was heard of the run in {folder} for {seconds:g} s") from error
+        except ConnectionError:  # it ended before it had heard
+            pass
     raise ConfigError(f"the run in {folder} ended before it had answered")
 
 
