@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import yaml
 from controller_jobs import make_model, run, start
 
 from headrace.config import SFTConfig
+from headrace.offline.loop import STOPPING
 from headrace.offline.output import OutputFolder
 from headrace.offline.progress import Made, Progress, read_progress, write_progress
 from headrace.offline.sft import run_sft
@@ -191,6 +193,43 @@ def test_what_cannot_be_resumed_is_refused_by_name(
         train(config, out, "resume")
     assert train(config, out, "fresh").steps == STEPS
     assert not OutputFolder(out).checkpoint.exists()
+
+
+def test_whoever_is_told_to_stop_says_what_a_second_signal_does(
+    tmp_path: Path, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def report(step: int, loss: float, tokens_per_s: float) -> None:
+        if step == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    config = SFTConfig.model_validate(settings(tmp_path, model))
+    result = run_sft(config, tmp_path / "run", report=report, now=lambda: 0.0)
+    assert (result.status, result.steps) == ("stopped", 1)
+    assert (tmp_path / "run" / "checkpoint").is_dir()
+    assert caplog.messages == [f"told to stop by SIGTERM: {STOPPING}"]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+_HANGS = """
+import os, signal, threading
+from headrace.controller.stopping import StopFlag
+
+with StopFlag("a second one ends it") as told:
+    os.kill(os.getpid(), signal.{number})
+    print(told.requested, flush=True)
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.{number})).start()
+    threading.Event().wait(20.0)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_what_hangs_at_once(number: signal.Signals) -> None:
+    """By the signal: nothing that would wait for the work at hand is gone through."""
+    line = [sys.executable, "-c", _HANGS.format(number=number.name)]
+    found = subprocess.run(line, capture_output=True, text=True, timeout=15)
+    assert found.returncode == -number
+    assert (found.stdout, found.stderr) == ("True\n", f"told to stop by {number.name}: a second one ends it\n")
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -19,12 +19,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopFlag:
-    """While entered, the first SIGINT or SIGTERM sets the flag, and gives the next one back its own meaning. For code
-    that no event loop runs; outside of a process's main thread, which alone gets signals, only `request_soon` sets
-    it."""
+    """While entered, the first SIGINT or SIGTERM sets the flag, and the second ends the process at once, as a kill
+    does: what is at hand may never end. For code that no event loop runs; outside of a process's main thread, which
+    alone gets signals, only `request_soon` sets it."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: str = "") -> None:
+        """`words`: what is said of it when a signal comes; nothing unless given."""
         self.requested = False
+        self._words = words
+        self._signalled = False
         self._before: dict[int, Any] = {}
 
     def request_soon(self, reason: str) -> None:
@@ -39,16 +42,16 @@ class StopFlag:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._give_back()
+        for number, handler in self._before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        self._before = {}
 
     def _received(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
-        self._give_back()
-
-    def _give_back(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
+        if self._signalled:
+            _end_now(number)
+        self._signalled = self.requested = True
+        if self._words:
+            logger.warning("told to stop by %s: %s", signal.Signals(number).name, self._words)
 
 
 class StopRequest:

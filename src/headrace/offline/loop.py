@@ -53,6 +53,8 @@ from headrace.runtime.workers import WorkerLost
 logger = logging.getLogger(__name__)
 
 _REPORTS = 20
+STOPPING = "it stops behind the step at hand, with a checkpoint; a second signal ends all at once"
+"""What is said of a signal to stop."""
 
 Report = Callable[[int, float, float], None]
 """Steps done, loss of the last one, tokens/s since the report before."""
@@ -129,7 +131,8 @@ def run_offline(
     listeners: OfflineListeners = NOBODY,
 ) -> OfflineResult:
     """Train on `units`, `per_batch` of them a step; write `model`, `run.db` and `summary.json` into `output`. SIGINT,
-    SIGTERM and `stop` end it after the step at hand, with a checkpoint; a finished run that is resumed stays as it is.
+    SIGTERM and `stop` end it after the step at hand, with a checkpoint; a second signal ends the process at once. A
+    finished run that is resumed stays as it is.
 
     `held_out` is measured before and after training, and every `evaluation.every` steps. `to_start`: the loss compares
     log-probs to those under the weights that training begins with. `report` is called some twenty times. `now`:
@@ -179,7 +182,7 @@ def run_offline(
             return seconds
 
         record.started(steps, progress.steps)
-        with told(config), _lost_ranks(output), rare_collections(), stop or StopFlag() as told_to_stop:
+        with told(config), _lost_ranks(output), rare_collections(), stop or StopFlag(STOPPING) as told_to_stop:
             if progress.steps == 0 or _is_due(progress.steps, config.evaluation.every):
                 start += evaluate()
             for batch in batches:
