@@ -45,7 +45,7 @@ def _write_out(places: DictConfig) -> None:
             places[name if role == role_of(name, None) else role] = {"devices_together": place[1]}
 
 
-def _make_room(there: DictConfig, given: DictConfig, name: str) -> None:
+def _make_room(there: DictConfig, given: DictConfig, name: Any) -> None:
     """In the file's place of this name, for what goes before it."""
     if isinstance(there[name], ListConfig):
         del given[name]
