@@ -13,14 +13,15 @@ import pytest
 from sglang_server import PYTHON
 
 HELPERS = Path(__file__).parents[1] / "helpers"
+PACKAGES = next(Path(PYTHON).parents[1].glob("lib/python*/site-packages"), None)
+HAS_TRITON = PACKAGES is not None and (PACKAGES / "triton").exists()
 
 
 def _told(script: str, tmp_path: Path, **environment: str) -> Any:
     """What a script of `tests/helpers` prints last, with Triton at hand."""
-    packages = next(Path(PYTHON).parents[1].glob("lib/python*/site-packages"), None)
-    if packages is None or not (packages / "triton").exists():
+    if PACKAGES is None or not HAS_TRITON:
         pytest.fail("no Triton: `make sglang-env` brings it")
-    for one in packages.glob("triton*"):  # nothing else of that environment
+    for one in PACKAGES.glob("triton*"):  # nothing else of that environment
         (tmp_path / one.name).symlink_to(one)
     path = os.pathsep.join([str(HELPERS), str(tmp_path), *sys.path])
     everything = {**os.environ, "PYTHONPATH": path, "TRITON_CACHE_DIR": str(tmp_path / "compiled"), **environment}
@@ -28,6 +29,16 @@ def _told(script: str, tmp_path: Path, **environment: str) -> Any:
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=everything)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="no Triton: `make sglang-env` brings it")
+def test_no_launch_takes_a_constant_of_theirs_for_changed(tmp_path: Path) -> None:
+    """Triton refuses to launch a kernel one of whose global constants is unequal to its copy, as NaN always is. Neither
+    its interpreter nor its compiler compares them."""
+    told = _told("triton_constants.py", tmp_path)
+    assert len(told["found"]) > 20
+    assert {"attend_part", "choose_kept", "choose_of_all"} <= set(told["found"])
+    assert told["changed"] == []
 
 
 @pytest.mark.slow

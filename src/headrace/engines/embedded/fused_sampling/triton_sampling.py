@@ -10,6 +10,8 @@ with exactly the sum that another kernel made. A row of 2^20 tokens weighs 2^60 
 
 A row is cut into slices of SLICE tokens, one program each; a program goes over its slice in tiles. Rows are addressed
 with int64.
+
+NaN is no constant of the module: Triton refuses to launch what reads one that is unequal to its copy.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ import triton.language as tl
 
 BUCKETS = tl.constexpr(16)
 """Of tokens by their distance to the peak: less than 1, 2, ..., 15, and all others."""
-_NAN = tl.constexpr(float("nan"))
 _LEAST = tl.constexpr(-(1 << 63))
 _PLUS_INFINITY, _MINUS_INFINITY = tl.constexpr(0x7F800000), tl.constexpr(-0x7F800001)
 """Their keys."""
@@ -211,7 +212,7 @@ def choose_kept(
             tl.store(kept_counts + row, count)
         else:
             tl.store(tokens + row, 0)
-            tl.store(logprobs + row, _NAN)
+            tl.store(logprobs + row, float("nan"))
             tl.store(kept + row * width, 0)
             tl.store(kept_counts + row, 1)
 
@@ -266,7 +267,7 @@ def choose_of_all(
             tl.store(logprobs + row, value - peak - _log_of(total))
         else:
             tl.store(tokens + row, 0)
-            tl.store(logprobs + row, _NAN)
+            tl.store(logprobs + row, float("nan"))
 
 
 @triton.jit
