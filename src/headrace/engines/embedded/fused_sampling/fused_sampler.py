@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from headrace.engines.embedded.fused_sampling import triton_sampling as kernels
+from headrace.engines.embedded.fused_sampling.triton_masses import BUCKETS
 from headrace.engines.embedded.sampler import Kept, Sampled, SamplingRows
 
 _SLICE, _TILE = 16384, 2048
@@ -29,7 +30,7 @@ def sample_fused(logits: torch.Tensor, rows: SamplingRows, positions: torch.Tens
     of_tile = {"TILE": _TILE, "num_warps": _WARPS}
     of_slices = of_tile | {"SLICE": _SLICE}
     peaks = torch.empty((count, parts), dtype=torch.int64, device=logits.device)
-    counts = peaks.new_empty((count, parts, kernels.BUCKETS.value), dtype=torch.int32)
+    counts = peaks.new_empty((count, parts, BUCKETS.value), dtype=torch.int32)
     masses = torch.empty_like(counts, dtype=torch.int64)
     tokens, logprobs = peaks.new_empty(count), logits.new_empty(count)
     scaled = (logits, rows.temperature)
