@@ -4,7 +4,8 @@
 
 `--only modes,trl` are whole runs, which take longer (`benchmarks/gpu/grpo.py`); unless some are named, all others are
 made.
-Each measurement replaces its own figures there and leaves the others; with the device, its driver and the versions.
+Each measurement replaces its own figures there and leaves the others; with the device, its driver and the versions. One
+that fails is a line there and at the end, with the others' figures: rows are kept as they come.
 Shares are of the device's own bandwidth and matrix rate, measured in the same call; ratios are of sides in turn.
 """
 
@@ -14,7 +15,8 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,65 +25,67 @@ from benchmarks.gpu.ceilings import bandwidth, matrix_rate
 from benchmarks.gpu.engines import decode_row, peers_row, prefill_row, swap_rows
 from benchmarks.gpu.grpo import mode_rows, trl_rows
 from benchmarks.gpu.memory import memory_row
+from benchmarks.gpu.rows import MakeRows, Row, as_they_come, failures, row
 from benchmarks.gpu.sampling import sampling_row
+from benchmarks.gpu.shapes import free_memory
 from benchmarks.gpu.training import logprob_row, training_row
 from benchmarks.gpu.weights import weights_rows
 from benchmarks.machine import RESULTS, describe_machine
 
-Measurement = Callable[[int, float, float], Any]
-"""(runs, bytes/s, operations/s) -> figures"""
+Measurement = Callable[[int, float, float], Iterable[MakeRows]]
+"""(runs, bytes/s, operations/s) -> what makes its rows"""
 
 
-def _decode(runs: int, bytes_per_s: float, rate: float) -> list[dict[str, Any]]:
+def _decode(runs: int, bytes_per_s: float, rate: float) -> list[MakeRows]:
     return [
-        decode_row(shape, concurrent, 1024, bytes_per_s, runs)
+        row(decode_row, shape, concurrent, 1024, bytes_per_s, runs)
         for shape in ("0.5 B", "1.5 B")
         for concurrent in (64, 256)
     ]
 
 
-def _sampling(runs: int, bytes_per_s: float, rate: float) -> list[dict[str, Any]]:
+def _sampling(runs: int, bytes_per_s: float, rate: float) -> list[MakeRows]:
     return [
-        sampling_row(rows, top_k, top_p, runs)
+        row(sampling_row, rows, top_k, top_p, runs)
         for rows in (64, 256)
         for top_k, top_p in ((0, 1.0), (50, 1.0), (0, 0.95))
     ]
 
 
-def _training(runs: int, bytes_per_s: float, rate: float) -> list[dict[str, Any]]:
+def _training(runs: int, bytes_per_s: float, rate: float) -> list[MakeRows]:
     return [
-        training_row("0.5 B", 8192, 1024, rate, runs),
-        training_row("1.5 B", 8192, 1024, rate, runs),
-        training_row("1.5 B", 8192, 8192, rate, runs),
-        training_row("1.5 B", 32768, 32768, rate, runs, ck=True),
-        training_row("0.5 B", 4096, 512, rate, runs, torch.float32),
-        training_row("1.5 B", 8192, 1024, rate, runs, offload=True),
+        row(training_row, "0.5 B", 8192, 1024, rate, runs),
+        row(training_row, "1.5 B", 8192, 1024, rate, runs),
+        row(training_row, "1.5 B", 8192, 8192, rate, runs),
+        row(training_row, "1.5 B", 32768, 32768, rate, runs, ck=True),
+        row(training_row, "0.5 B", 4096, 512, rate, runs, torch.float32),
+        row(training_row, "1.5 B", 8192, 1024, rate, runs, offload=True),
     ]
 
 
 MEASUREMENTS: dict[str, Measurement] = {
     "training": _training,
     "memory": lambda runs, bytes_per_s, rate: [
-        *(memory_row("0.5 B", recipe) for recipe in ("grpo", "ppo")),
-        memory_row("0.5 B", "grpo", offload=True),
+        *(row(memory_row, "0.5 B", recipe) for recipe in ("grpo", "ppo")),
+        row(memory_row, "0.5 B", "grpo", offload=True),
     ],
-    "prefill": lambda runs, bytes_per_s, rate: [prefill_row(shape, rate, runs) for shape in ("0.5 B", "1.5 B")],
-    "swaps": lambda runs, bytes_per_s, rate: swap_rows("0.5 B", 64, bytes_per_s, runs),
+    "prefill": lambda runs, bytes_per_s, rate: [row(prefill_row, shape, rate, runs) for shape in ("0.5 B", "1.5 B")],
+    "swaps": lambda runs, bytes_per_s, rate: [partial(swap_rows, "0.5 B", 64, bytes_per_s, runs)],
     "logprobs": lambda runs, bytes_per_s, rate: [
-        logprob_row("0.5 B", dtype, before) for dtype in (torch.float32, torch.bfloat16) for before in (64, 1984)
+        row(logprob_row, "0.5 B", dtype, before) for dtype in (torch.float32, torch.bfloat16) for before in (64, 1984)
     ],
     "sampling": _sampling,
     "decode": _decode,
-    "peers": lambda runs, bytes_per_s, rate: [peers_row(shape, 64, 256, runs) for shape in ("0.5 B", "1.5 B")],
+    "peers": lambda runs, bytes_per_s, rate: [row(peers_row, shape, 64, 256, runs) for shape in ("0.5 B", "1.5 B")],
     # The last: what another process has opened of the device's memory stays taken until this one ends.
     "weights": lambda runs, bytes_per_s, rate: [
-        row for shape in ("0.5 B", "1.5 B") for row in weights_rows(shape, bytes_per_s, runs)
+        partial(weights_rows, shape, bytes_per_s, runs) for shape in ("0.5 B", "1.5 B")
     ],
 }
 LONG: dict[str, Measurement] = {
-    "modes": lambda runs, bytes_per_s, rate: mode_rows("0.5 B", runs),
-    "trl": lambda runs, bytes_per_s, rate: trl_rows("0.5 B", runs),
-    "trl 1.5 B": lambda runs, bytes_per_s, rate: trl_rows("1.5 B", runs),
+    "modes": lambda runs, bytes_per_s, rate: [partial(mode_rows, "0.5 B", runs)],
+    "trl": lambda runs, bytes_per_s, rate: [partial(trl_rows, "0.5 B", runs)],
+    "trl 1.5 B": lambda runs, bytes_per_s, rate: [partial(trl_rows, "1.5 B", runs)],
 }
 """Of whole runs: only if they are asked for by name."""
 
@@ -95,12 +99,18 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("no CUDA device here: nothing was measured")
     bytes_per_s, rate = bandwidth(), matrix_rate()
+    machine = _device(bytes_per_s, rate)
     place, count = map(int, args.part.split("/"))
+    failed = []
     for name in args.only.split(",")[place - 1 :: count]:
-        figures = (MEASUREMENTS | LONG)[name](args.runs, bytes_per_s, rate)
-        for row in figures:
-            print(name, {key: float(f"{v:.4g}") if isinstance(v, float) else v for key, v in row.items()}, flush=True)
-        _keep(name, {"machine": _device(bytes_per_s, rate), "runs": args.runs, "rows": figures})
+        rows: list[Row] = []
+        for made in as_they_come((MEASUREMENTS | LONG)[name](args.runs, bytes_per_s, rate), free_memory):
+            rows.append(made)
+            print(name, {key: float(f"{v:.4g}") if isinstance(v, float) else v for key, v in made.items()}, flush=True)
+            _keep(name, {"machine": machine, "runs": args.runs, "rows": rows})
+        failed += [f"{name}: {what}" for what in failures(rows)]
+    if failed:
+        sys.exit("\n".join(["these could not be measured:", *failed]))
 
 
 def _device(bytes_per_s: float, rate: float) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -113,7 +114,7 @@ def prefill_row(shape: str, rate: float, runs: int) -> dict[str, Any]:
     }
 
 
-def swap_rows(shape: str, concurrent: int, bandwidth: float, runs: int) -> list[dict[str, Any]]:
+def swap_rows(shape: str, concurrent: int, bandwidth: float, runs: int) -> Iterator[dict[str, Any]]:
     """In the midst of decoding; `copied`: the weights' bytes read and written by a publication."""
     model = random_model(shape, torch.bfloat16)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -123,28 +124,24 @@ def swap_rows(shape: str, concurrent: int, bandwidth: float, runs: int) -> list[
     prompts = random_tokens(concurrent, 128)
     own.generate(prompts, 128)
     seconds, _ = own.generate(prompts, 128)
-    rows = []
     for mode in (SwapMode.KEEP, SwapMode.RECOMPUTE):
         found = [own.swap(prompts, 128, weights, mode) for _ in range(runs)]
         published, flip = (
             statistics.median(values) for values in ([f[0] for f in found], [f[2].flip_s for f in found])
         )
-        rows.append(
-            {
-                "shape": shape,
-                "mode": str(mode),
-                "interrupted": found[-1][2].interrupted,
-                "publish_s": published,
-                "publish_share_of_bandwidth": 2 * size / published / bandwidth,
-                "until_swapped_s": statistics.median(f[1] for f in found),
-                "flip_s": flip,
-                "flip_in_decode_steps": flip / (seconds / 128),
-                "prefill_s": statistics.median(f[2].prefill_s for f in found),
-            }
-        )
+        yield {
+            "shape": shape,
+            "mode": str(mode),
+            "interrupted": found[-1][2].interrupted,
+            "publish_s": published,
+            "publish_share_of_bandwidth": 2 * size / published / bandwidth,
+            "until_swapped_s": statistics.median(f[1] for f in found),
+            "flip_s": flip,
+            "flip_in_decode_steps": flip / (seconds / 128),
+            "prefill_s": statistics.median(f[2].prefill_s for f in found),
+        }
     own.close()
     free_memory()
-    return rows
 
 
 def _peer(name: str, model: Any, prompts: Any, new_tokens: int) -> float:

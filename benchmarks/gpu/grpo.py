@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,12 +45,12 @@ def policy_shape(shape: str) -> PolicyShape:
     )
 
 
-def trl_rows(shape: str, runs: int) -> list[dict[str, Any]]:
+def trl_rows(shape: str, runs: int) -> Iterator[dict[str, Any]]:
     """Samples/s of both, even and skewed, sides in turn."""
     if importlib.util.find_spec("trl") is None:
-        return [{"shape": shape, "left_out": f"{sys.executable} has no trl"}]
+        yield {"shape": shape, "left_out": f"{sys.executable} has no trl"}
+        return
     changes = {"device": "cuda", "max_new_tokens": LONGEST, "at_once": AT_ONCE}
-    rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_prompts(folder / "prompts.jsonl")
@@ -63,22 +64,18 @@ def trl_rows(shape: str, runs: int) -> list[dict[str, Any]]:
                 speeds["headrace"].append(ours["samples_per_s"])
                 speeds["trl"].append(theirs["samples_per_s"])
                 means.append(ours["mean_length"])
-            rows.append(
-                {
-                    "shape": shape,
-                    "lengths": lengths,
-                    "mean_over_longest": sum(means) / len(means) / LONGEST,
-                    "samples_per_s": {side: spread(values) for side, values in speeds.items()},
-                    "ratio": ratios(speeds["headrace"], speeds["trl"]),
-                }
-            )
-    return rows
+            yield {
+                "shape": shape,
+                "lengths": lengths,
+                "mean_over_longest": sum(means) / len(means) / LONGEST,
+                "samples_per_s": {side: spread(values) for side, values in speeds.items()},
+                "ratio": ratios(speeds["headrace"], speeds["trl"]),
+            }
 
 
-def mode_rows(shape: str, runs: int) -> list[dict[str, Any]]:
+def mode_rows(shape: str, runs: int) -> Iterator[dict[str, Any]]:
     """`async` against `sync` on one device, sides in turn, with what bounds it: in `sync` the two take turns, so the
     slower one's share of that is the least that `async` can take."""
-    rows = []
     with tempfile.TemporaryDirectory() as name:
         loads = {"skewed": (None, EOS_CHANCE["skewed"], None), "heavy tail": (HARD_EVERY, EASY_EOS, HARD_EOS)}
         for lengths, (every, chance, upper_chance) in loads.items():
@@ -88,13 +85,10 @@ def mode_rows(shape: str, runs: int) -> list[dict[str, Any]]:
             make_model(folder / lengths, chance, upper_chance, policy_shape(shape))
             run = partial(headrace_run, folder, lengths, "bfloat16", *OVERRIDES, timeout_s=TIMEOUT_S)
             sides = [(run('async.mode="sync"'), run('async.mode="async"')) for _ in range(runs)]
-            rows.append(
-                {
-                    "shape": shape,
-                    "lengths": lengths,
-                    "mean_over_longest": sum(sync["mean_length"] for sync, _ in sides) / runs / LONGEST,
-                    "async_over_sync": spread([two["samples_per_s"] / one["samples_per_s"] for one, two in sides]),
-                    "at_most": spread([1 / max(one["train_share"], one["generate_share"]) for one, _ in sides]),
-                }
-            )
-    return rows
+            yield {
+                "shape": shape,
+                "lengths": lengths,
+                "mean_over_longest": sum(sync["mean_length"] for sync, _ in sides) / runs / LONGEST,
+                "async_over_sync": spread([two["samples_per_s"] / one["samples_per_s"] for one, two in sides]),
+                "at_most": spread([1 / max(one["train_share"], one["generate_share"]) for one, _ in sides]),
+            }
