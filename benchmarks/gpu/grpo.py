@@ -1,4 +1,4 @@
-"""Whole GRPO runs on one CUDA device: against TRL, and `async` against `sync`.
+"""Whole GRPO runs on one CUDA device: against TRL, and `async` against engine and trainer that take turns.
 
 The model, prompts, reward and settings are those of `benchmarks.end_to_end`, in bfloat16, with Qwen2.5's sizes (the
 output layer of its own) and answers of up to 1,024 tokens: 8 prompts x 8 samples a batch. TRL runs with this
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,12 @@ from benchmarks.policy_model import PolicyShape, make_model, make_prompts
 LONGEST, AT_ONCE, TIMEOUT_S = 1024, 8, 1800
 EOS_CHANCE = {"even": 0.0, "skewed": 1 / 256}
 EASY_EOS, HARD_EOS, HARD_EVERY = 1 / 64, 1 / 2048, 8
+MODES = {
+    "sync": ('async.mode="sync"',),
+    "turns": ('async.mode="async"', "runtime.turns=true", "runtime.trace=true"),
+    "async": ('async.mode="async"', "runtime.trace=true"),
+}
+"""How engine and trainer share the device: by turns, in kernels that add in one order; by turns; and at once."""
 OVERRIDES = (
     'model.device="cuda"',
     f'rollout.sampling={{"max_new_tokens": {LONGEST}}}',
@@ -74,8 +80,9 @@ def trl_rows(shape: str, runs: int) -> Iterator[dict[str, Any]]:
 
 
 def mode_rows(shape: str, runs: int) -> Iterator[dict[str, Any]]:
-    """`async` against `sync` on one device, sides in turn, with what bounds it: in `sync` the two take turns, so the
-    slower one's share of that is the least that `async` can take."""
+    """`async` on one device against two sides that take turns, in turn with them: `sync`, whose passes also take
+    kernels that add in one order, and `async` in turns, which takes the same kernels as it does. With what bounds the
+    second: of turns, the share of the slower one is the least time that can be taken."""
     with tempfile.TemporaryDirectory() as name:
         loads = {"skewed": (None, EOS_CHANCE["skewed"], None), "heavy tail": (HARD_EVERY, EASY_EOS, HARD_EOS)}
         for lengths, (every, chance, upper_chance) in loads.items():
@@ -84,11 +91,18 @@ def mode_rows(shape: str, runs: int) -> Iterator[dict[str, Any]]:
             make_prompts(folder / "prompts.jsonl", every)
             make_model(folder / lengths, chance, upper_chance, policy_shape(shape))
             run = partial(headrace_run, folder, lengths, "bfloat16", *OVERRIDES, timeout_s=TIMEOUT_S)
-            sides = [(run('async.mode="sync"'), run('async.mode="async"')) for _ in range(runs)]
-            yield {
-                "shape": shape,
-                "lengths": lengths,
-                "mean_over_longest": sum(sync["mean_length"] for sync, _ in sides) / runs / LONGEST,
-                "async_over_sync": spread([two["samples_per_s"] / one["samples_per_s"] for one, two in sides]),
-                "at_most": spread([1 / max(one["train_share"], one["generate_share"]) for one, _ in sides]),
-            }
+            rounds = [{side: run(*own) for side, own in MODES.items()} for _ in range(runs)]
+            yield {"shape": shape, "lengths": lengths, **compared(rounds)}
+
+
+def compared(rounds: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Of each side of `MODES`, round by round; `at_most`: what `async` over turns can come to."""
+    speeds = {side: [each[side]["samples_per_s"] for each in rounds] for side in MODES}
+    turns = [each["turns"] for each in rounds]
+    return {
+        "mean_over_longest": sum(each["mean_length"] for each in turns) / len(turns) / LONGEST,
+        "samples_per_s": {side: spread(values) for side, values in speeds.items()},
+        "async_over_sync_in_one_order": ratios(speeds["async"], speeds["sync"]),
+        "async_over_turns": ratios(speeds["async"], speeds["turns"]),
+        "at_most": spread([1 / max(each["lane_shares"].values()) for each in turns]),
+    }
