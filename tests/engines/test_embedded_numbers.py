@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,11 +28,12 @@ from engines_helpers import (
 
 from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
-from headrace.engines.embedded.runners import fused_weights
+from headrace.engines.embedded.runners import choice, fused_weights
 from headrace.engines.embedded.runners.choice import choose_runner
 from headrace.engines.embedded.runners.fused_runner import FusedRunner
 from headrace.models.product_choice import ProductChoice
 
+KERNELS = "headrace.engines.embedded.runners.triton_operations"
 PROMPTS = [prompt(1, 1), prompt(2, 5), prompt(3, 19), prompt(4, 11), prompt(5, 2)]
 
 
@@ -110,6 +113,35 @@ def test_a_fused_runner_that_differs_from_the_model_is_not_used() -> None:
     cache = KeyValueCache(cache_shape(model.config), CachePlan(2, 32, 0), torch.float32, DEVICE)
     with torch.inference_mode():
         assert type(choose_runner(model, cache)).__name__ == "GenericRunner"
+
+
+def test_memory_that_runs_out_as_a_runner_is_tried_says_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of kernels of our own, for which torch's would do, nor of the architecture."""
+    on_device: Any = SimpleNamespace(device=torch.device("cuda"))
+    ran_out = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
+
+    def tried(error: Exception) -> Any:
+        def fails(*given: Any) -> Any:
+            raise error
+
+        monkeypatch.setattr(choice.FusedRunner, "of", fails)
+        return choice._with_own_kernels(on_device, on_device, torch.zeros(1), torch.zeros(1), 1.0)
+
+    monkeypatch.setitem(sys.modules, KERNELS, SimpleNamespace(TritonOperations=None))  # type: ignore[arg-type]
+    assert tried(ValueError("no such kernel")) is None
+    with pytest.raises(torch.OutOfMemoryError):
+        tried(ran_out)
+    monkeypatch.undo()
+
+    def fails(*given: Any) -> float:
+        raise ran_out
+
+    monkeypatch.setattr(choice, "_error", fails)
+    monkeypatch.setattr(choice.FusedRunner, "of", lambda *given: None)
+    model = tiny_model("llama")
+    cache = KeyValueCache(cache_shape(model.config), CachePlan(2, 32, 0), torch.float32, DEVICE)
+    with torch.inference_mode(), pytest.raises(torch.OutOfMemoryError):
+        choose_runner(model, cache)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_checks import SLACK, Params, faults, mixed, rows_of
 
-from headrace.engines.embedded.fused_sampling.sampler_choice import Sample, choose_sampler, difference
+from headrace.engines.embedded.fused_sampling import sampler_choice
+from headrace.engines.embedded.fused_sampling.sampler_choice import Sample, choose_sampler, difference, probe
 from headrace.engines.embedded.sampler import Sampled, sample
 
 on_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+FUSED = "headrace.engines.embedded.fused_sampling.fused_sampler"
 VALUES = [-2.0, -0.0, 0.0, 1.5, 1.5000001, 3.0, -30.0, float("-inf")]
 ROWS = st.lists(st.sampled_from(VALUES), min_size=2, max_size=40)
 BAD_ROWS = st.lists(st.sampled_from([*VALUES, float("nan"), float("inf")]), min_size=2, max_size=40)
@@ -93,6 +97,21 @@ def test_a_sampler_that_does_not_is_told_and_not_taken(spoil: Any, told: str) ->
     what = difference(lambda *args: spoil(sample(*args)), 97, CPU)
     assert what is not None
     assert told in what
+
+
+def test_memory_that_runs_out_as_they_are_tried_says_nothing_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tried(error: Exception) -> None:
+        def sample_fused(*given: Any) -> Sampled:
+            raise error
+
+        monkeypatch.setitem(sys.modules, FUSED, SimpleNamespace(sample_fused=sample_fused))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sampler_choice, "probe", lambda limits, vocab, device: probe(limits, vocab, CPU))
+    tried(ValueError("no such kernel"))
+    assert choose_sampler(97, CUDA) is sample
+    tried(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB"))
+    with pytest.raises(torch.OutOfMemoryError, match=r"2\.00 MiB"):
+        choose_sampler(97, CUDA)
 
 
 @pytest.fixture

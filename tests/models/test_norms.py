@@ -56,6 +56,18 @@ def test_gradient_of_the_weight_is_left_out_where_nobody_wants_it() -> None:
     assert x.grad is not None
 
 
+def test_memory_that_runs_out_as_a_norm_is_tried_says_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ran_out(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    norm = LlamaRMSNorm(8, eps=1e-6)
+    weight = norm.weight
+    monkeypatch.setitem(norms._NORMS, "cpu", ran_out)
+    with pytest.raises(torch.OutOfMemoryError):
+        use_fast_norms(norm)
+    assert norm.weight is weight
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

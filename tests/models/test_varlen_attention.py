@@ -132,6 +132,22 @@ def test_where_no_kernel_computes_it_attention_goes_by_length(caplog: pytest.Log
     assert varlen_attention.varlen_attention(states, states, states, None) is None
 
 
+def test_memory_that_runs_out_says_nothing_of_the_kernel_which_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = iter([torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory"), None])
+
+    def disagreement(*given: Any) -> float:
+        if (error := next(tried)) is not None:
+            raise error
+        return 0.5
+
+    monkeypatch.setattr(varlen_attention, "disagreement", disagreement)
+    own = (CPU, torch.bfloat16, (HEADS, KEY_HEADS, 3 * WIDTH), False)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            varlen_attention._checked(*own)
+    assert varlen_attention._checked(*own) is varlen_attention.by_torch
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("sizes", [(14, 2, 64), (12, 2, 128), (4, 4, 32)])

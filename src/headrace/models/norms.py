@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headrace.models.memory_errors import is_of_memory
+
 Norm = Callable[[Tensor, Tensor, float], Tensor]
 _PROBE_ROWS = 3
 _TOLERANCE = 1e-5
@@ -70,7 +72,9 @@ def _agrees(module: nn.Module, norm: Norm, weight: nn.Parameter, eps: float) -> 
     module._parameters["weight"] = nn.Parameter(others, requires_grad=False)
     try:
         ours, own = norm(x, others, eps), module(x)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError) as cause:
+        if is_of_memory(cause):
+            raise
         return False
     finally:
         module._parameters["weight"] = weight

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.models.memory_errors import is_of_memory
 from headrace.models.prefixes import SharedPrefixes
 from headrace.models.varied_lengths import VariedLengths
 
@@ -83,9 +84,12 @@ def one_by_one(q: Tensor, k: Tensor, v: Tensor, lengths: VariedLengths, scale: f
 
 @cache
 def _checked(device: torch.device, dtype: torch.dtype, sizes: tuple[int, int, int], is_windowed: bool) -> Attend | None:
+    """Out of memory it raises, and is asked again: that says nothing of the kernel."""
     try:
         error = disagreement(by_torch, device, dtype, sizes, _PROBE_WINDOW if is_windowed else None)
     except Exception as cause:  # whatever a kernel may say to these sizes
+        if is_of_memory(cause):
+            raise
         what = f"{type(cause).__name__}: {cause}"
     else:
         if error <= 1.0:

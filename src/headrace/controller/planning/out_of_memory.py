@@ -14,16 +14,6 @@ Config = TrainConfig | SFTConfig | RMConfig | DPOConfig
 
 _ASKED = re.compile(r"[Tt]ried to allocate ([0-9.]+ ?[A-Za-z]+)")
 _TYPE = "OutOfMemoryError"
-_OF_THE_CPU = "DefaultCPUAllocator: can't allocate memory"
-_OF_A_DEVICE = re.compile(
-    r"CUDA out of memory"  # torch's allocator
-    r"|CUDA (?:driver )?error: out of memory"  # graphs, modules, streams, pinned memory
-    r"|Triton Error \[CUDA\]: out of memory"
-    r"|\bCU[A-Z]+_STATUS_ALLOC_FAILED\b"  # cuBLAS, cuDNN, cuSOLVER
-    r"|\bCUDNN_STATUS_INTERNAL_ERROR_(?:DEVICE|HOST)_ALLOCATION_FAILED\b"  # cuDNN 9
-    r"|Cuda failure (?:\d+ )?'out of memory'"  # NCCL
-)
-"""By their texts: `torch.AcceleratorError` is of newer versions of torch, and of other errors too."""
 
 
 class OutOfMemory(HeadraceError, RuntimeError):
@@ -60,10 +50,12 @@ def told(config: Config, *, resumes: bool = True) -> Iterator[None]:
         cause = _cause(error)
         if cause is None:
             raise
+        from headrace.models.memory_errors import is_of_the_cpu
+
         asked = _ASKED.search(str(cause))
         wanted = f", with {asked[1]} more asked for" if asked else ""
         go_on = ", and go on with --resume: what was journalled and checkpointed is there" if resumes else ""
-        on_device = not _is_of_the_cpu(cause)
+        on_device = not is_of_the_cpu(cause)
         place = _place(cause) if on_device else ""
         lower = what_to_lower(config, on_device=on_device)
         raise OutOfMemory(f"memory ran out{place}{wanted}; {lower}{go_on}") from error
@@ -71,21 +63,16 @@ def told(config: Config, *, resumes: bool = True) -> Iterator[None]:
 
 def _cause(error: BaseException) -> BaseException | None:
     """The error that led to `error`, of an allocator or of what else takes memory."""
-    import torch
+    from headrace.models.memory_errors import is_of_memory
 
     seen: BaseException | None = error
     looked_at: set[int] = set()
     while seen is not None and id(seen) not in looked_at:
         looked_at.add(id(seen))
-        of_torch = isinstance(seen, torch.OutOfMemoryError) or (isinstance(seen, WorkerError) and seen.type == _TYPE)
-        if of_torch or _is_of_the_cpu(seen) or _OF_A_DEVICE.search(str(seen)):
+        if is_of_memory(seen) or (isinstance(seen, WorkerError) and seen.type == _TYPE):
             return seen
         seen = seen.__cause__ or seen.__context__
     return None
-
-
-def _is_of_the_cpu(error: BaseException) -> bool:
-    return _OF_THE_CPU in str(error)
 
 
 def _place(error: BaseException) -> str:

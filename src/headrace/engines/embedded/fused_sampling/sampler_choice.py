@@ -9,6 +9,7 @@ import torch
 
 from headrace.engines.embedded.noise import stream_of
 from headrace.engines.embedded.sampler import Sampled, SamplingRows, sample
+from headrace.models.memory_errors import is_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,8 @@ _FIRST_KEY = 3
 
 
 def choose_sampler(vocab_size: int, device: torch.device) -> Sample:
-    """By kernels of our own on a CUDA device where Triton is, and compiles them, and they agree with torch's."""
+    """By kernels of our own on a CUDA device where Triton is, and compiles them, and they agree with torch's.
+    Raises what says that there is no memory: that says nothing of them."""
     if device.type != "cuda":
         return sample
     try:
@@ -33,6 +35,8 @@ def choose_sampler(vocab_size: int, device: torch.device) -> Sample:
         if what is None:
             return sample_fused
     except Exception as cause:  # whatever a compiler may say
+        if is_of_memory(cause):
+            raise
         what = f"{type(cause).__name__}: {cause}"
     logger.warning("the engine samples with torch's kernels, not with its own for CUDA: %s", what)
     return sample

@@ -16,6 +16,7 @@ from headrace.engines.embedded.runners.fused_runner import FusedRunner
 from headrace.engines.embedded.runners.generic_runner import GenericRunner
 from headrace.engines.embedded.runners.runner import ChunkBatch, Runner
 from headrace.engines.protocol import EngineError
+from headrace.models.memory_errors import is_of_memory
 from headrace.models.routing import Recorded, attach_routing
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,8 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 def choose_runner(model: Any, cache: KeyValueCache) -> Runner:
     """The fused runner where it agrees with the model, else the generic one. Raises EngineError if neither does, or if
-    the model computes nothing that could be compared. The cache is zero again afterwards."""
+    the model computes nothing that could be compared; what says that there is no memory, which says nothing of a
+    runner. The cache is zero again afterwards."""
     rows, length = _size(cache)
     cache.hold(rows, length)
     try:
@@ -63,6 +65,8 @@ def _choose(model: Any, cache: KeyValueCache, tokens: torch.Tensor) -> Runner:
         error = _error(generic, tokens, expected, tolerance)
         generic.route(None)
     except (TypeError, AttributeError, IndexError, RuntimeError) as cause:
+        if is_of_memory(cause):
+            raise
         raise EngineError(
             f"{type(model).__name__} does not run over the KV cache of the embedded engine ({cause}); "
             "use an architecture whose attention goes through transformers' Cache and AttentionInterface"
@@ -92,6 +96,8 @@ def _with_own_kernels(
             return fused
         what = f"their logits are {error:.1f} times the tolerance away from the model's"
     except Exception as cause:  # whatever a compiler may say
+        if is_of_memory(cause):
+            raise
         what = f"{type(cause).__name__}: {cause}"
     logger.warning("the engine computes with torch's kernels, not with its own for CUDA: %s", what)
     return None
