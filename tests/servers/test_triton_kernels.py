@@ -43,9 +43,10 @@ def test_no_launch_takes_a_constant_of_theirs_for_changed(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_they_compile_for_devices_and_fit_into_their_shared_memory(tmp_path: Path) -> None:
-    """Of 99 KiB, which the smallest devices of these generations have for a program."""
+    """Of 99 KiB, which the smallest devices of these generations have for a program; with heads of 64, 128 and 256, in
+    float32 and bfloat16."""
     shared = _told("triton_compiled.py", tmp_path)
-    assert len(shared) == 54
+    assert len(shared) == 74
     assert max(shared.values()) <= 99 * 1024, shared
 
 

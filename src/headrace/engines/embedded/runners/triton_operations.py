@@ -18,6 +18,11 @@ _MOST_PARTS = 16
 _PROGRAMS = 512
 """That keep a large device busy: keys of few rows are shared out among more programs."""
 _COLUMNS = 1024
+_SHARED = 99 * 1024
+"""Bytes of shared memory that a program has at most on the smallest devices (compute capability 8.6, 8.9 and 12.0)."""
+_STAGES = 3
+_FEW = 1024
+"""Bytes of it for sums over a program's threads."""
 
 
 class TritonOperations:
@@ -79,6 +84,7 @@ class TritonOperations:
         shape, cache, rows = self._shape, self._cache, len(positions)
         heads, head_dim, group = shape.heads, shape.head_dim, shape.heads // shape.kv_heads
         parts = parts_of(rows * shape.kv_heads, pages_for(length, cache.page_tokens))
+        stages = stages_of(_block(group), cache.page_tokens, self._head_block, cache.dtype.itemsize)
         sums = torch.empty((rows, heads, parts, head_dim), dtype=torch.float32, device=positions.device)
         peaks, totals = (sums.new_empty(rows, heads, parts) for _ in range(2))
 
@@ -103,6 +109,7 @@ class TritonOperations:
                 BLOCK=self._head_block,
                 PARTS=parts,
                 PRECISION="ieee",  # else float32 would be rounded to 11 bits
+                num_stages=stages,
             )
             out = torch.empty_like(query)
             kernels.join_parts[(rows * heads,)](sums, peaks, totals, out, head_dim, BLOCK=self._head_block, PARTS=parts)
@@ -118,6 +125,14 @@ def parts_of(programs: int, pages: int) -> int:
     while 2 * parts <= most and parts * programs < _PROGRAMS:
         parts *= 2
     return parts
+
+
+def stages_of(queries: int, keys: int, width: int, itemsize: int) -> int:
+    """Of `attend_part`'s loop: in how many a tile of keys or values, [keys, width], is loaded while others are computed
+    with. Of several, two tiles are in shared memory; in one, which does not load ahead, one is."""
+    tile, scores = keys * width * itemsize, 4 * queries * keys
+    others = queries * width * itemsize + scores + _FEW
+    return _STAGES if 2 * tile + others <= _SHARED else 1
 
 
 def _block(n: int) -> int:
