@@ -238,13 +238,13 @@ def test_what_check_says_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     assert found.on_host["trainer: float32 weights and moments, asleep"] == 3 * 2 ** math.ceil(math.log2(one))
     generated, activations = found.turns["while a batch is generated"], found.uses["engine: activations and logits"]
-    graphs = found.uses["engine: CUDA graphs"]
-    assert generated == one + tied + 2 * one + activations + graphs + found.uses["engine: KV cache"]
+    graphs, products = found.uses["engine: CUDA graphs"], found.uses["workspaces of matrix products"]
+    assert generated == one + tied + 2 * one + activations + graphs + products + found.uses["engine: KV cache"]
     given = ["engine.colocated=true", "rollout.sampling.top_p=0.9"]
     cut = estimate_memory(load_config(TrainConfig, job, given), CONFIGS["qwen3"](), torch.device("cuda"))
     waiting, begun = cut.uses["engine: kept sets that wait"], "at the start, as models are loaded"
     assert cut.turns["while a batch is generated"] == generated + waiting
-    at_start = ("weights", "gradients", "moments", "next version", "weight plane")
+    at_start = ("weights", "gradients", "moments", "next version", "weight plane", "workspaces")
     loaded = sum(size for use, size in cut.uses.items() if any(word in use for word in at_start))
     assert cut.turns[begun] == found.turns[begun] == loaded
 

@@ -10,6 +10,7 @@ from controller_jobs import CHARACTERS, CONFIGS
 
 from headrace.config import ConfigError, RMConfig, SFTConfig
 from headrace.controller.planning import free_memory
+from headrace.controller.planning.product_workspaces import workspace_bytes
 from headrace.offline.planning.memory import OfflineMemory, estimate_offline_memory
 
 P = (len(CHARACTERS) + 2) * 32 + 2 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 64 + 2 * 32 + 2 * 8) + 32
@@ -47,8 +48,9 @@ def test_a_reward_model_has_a_head_of_one_row_and_its_bias() -> None:
 
 def test_on_a_device_passes_count() -> None:
     found = estimate(SFTConfig, "cuda:0", dtype="bfloat16")
-    activations = found.uses["trainer: activations"]
-    assert found.total - activations == 4 * P + 4 * P + 8 * P + 2 * P
+    activations, products = found.uses["trainer: activations"], found.uses["workspaces of matrix products"]
+    assert found.total - activations - products == 4 * P + 4 * P + 8 * P + 2 * P
+    assert products == 2 * workspace_bytes(torch.device("cuda:0"), turns=False)
     assert estimate(SFTConfig, "cuda:0", dtype="bfloat16", longest=64).uses["trainer: activations"] == activations
     assert estimate(SFTConfig, "cuda:0", dtype="bfloat16", longest=65).uses["trainer: activations"] > activations
     offloaded = estimate(SFTConfig, "cuda:0", dtype="bfloat16", trainer={"optimizer": {"offload": True}})

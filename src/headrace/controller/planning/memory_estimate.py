@@ -39,6 +39,7 @@ from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.memory_by_turns import OF_LENT, by_turns, keeps_reference
 from headrace.controller.planning.out_of_memory import what_to_lower
 from headrace.controller.planning.planned_model import PlannedModel, planned_models
+from headrace.controller.planning.product_workspaces import WORKSPACES, workspaces_of_run
 from headrace.controller.planning.run_processes import NO_PROCESSES, RunProcesses, check_room
 from headrace.controller.planning.table_size import most_sampled, table_bytes
 from headrace.controller.planning.trained_memory import (
@@ -147,6 +148,8 @@ def estimate_memory(
     uses = {use: size for use, size in uses.items() if not use.startswith(left_out)}
     if config.engine.colocated:  # what it has is dropped before
         uses.pop("engine: next version while it is received", None)
+    if device.type != "cpu" and (engine or trainer):
+        uses[WORKSPACES] = workspaces_of_run(config, device, uses)
     if not engine:
         cache = CachePlan(slots=1, max_context=context_limit(model_config, config.engine), bytes_wanted=0)
     elif device.type == "cpu":

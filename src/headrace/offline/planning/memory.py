@@ -13,6 +13,7 @@ from headrace.config.values.dtypes import ITEM_BYTES
 from headrace.controller.planning import free_memory
 from headrace.controller.planning.activations import DecoderShape, passes_bytes
 from headrace.controller.planning.planned_model import PlannedModel
+from headrace.controller.planning.product_workspaces import WORKSPACES, workspaces_of_learning
 from headrace.controller.planning.run_processes import check_room, rank_processes
 from headrace.controller.planning.trained_memory import trained_bytes_of, trainer_uses
 from headrace.offline.trained.of_config import OfflineConfig
@@ -58,6 +59,7 @@ def estimate_offline_memory(
     if on_device:
         shape, checkpointing = DecoderShape.of(model_config), config.model.gradient_checkpointing
         uses["trainer: activations"] = passes_bytes(own, shape, longest, ITEM_BYTES[dtype], checkpointing=checkpointing)
+        uses[WORKSPACES] = workspaces_of_learning(device)
         off_device = trained_bytes_of(own, model, dtype, device).off_device
         kept["trainer: float32 weights, moments"] = off_device
     return OfflineMemory(
