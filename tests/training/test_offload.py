@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def test_a_trainer_that_offloads_makes_the_same_steps_in_less_memory(dtype: torc
 
     found, held = [], []
     micro = pack([PackRow(np.arange(1, 30) % 23, np.arange(29) > 0)])
-    for offload in (False, True):
+    for offload in (False, False, True):  # what stays of the first, as workspaces of matrix products, is the device's
         torch.manual_seed(0)
         config = copy.deepcopy(CONFIGS["qwen3"])
         before = torch.cuda.memory_allocated()
@@ -95,10 +96,11 @@ def test_a_trainer_that_offloads_makes_the_same_steps_in_less_memory(dtype: torc
         found.append({name: tensor.float().cpu().clone() for name, tensor in trainer.tensors()})
         held.append(torch.cuda.memory_allocated() - before)
         del trainer
+        gc.collect()
         torch.cuda.empty_cache()
-    for name, tensor in found[0].items():
-        torch.testing.assert_close(found[1][name], tensor, rtol=0, atol=1e-5 if dtype is torch.float32 else 1e-2)
-    assert held[1] < 0.72 * held[0]
+    for name, tensor in found[1].items():
+        torch.testing.assert_close(found[2][name], tensor, rtol=0, atol=1e-5 if dtype is torch.float32 else 1e-2)
+    assert held[2] < 0.72 * held[1]
 
 
 def test_each_chunk_of_a_step_is_told() -> None:
