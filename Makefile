@@ -118,16 +118,20 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # With the interpreter at hand, and its own torch: for a machine with a CUDA device. All tests that compute, on it, then
-# the benchmarks, also after a test has failed; their figures are added to benchmarks/results/gpu.json. Eight minutes each
-# at most: `make gpu-check PART=1/6 ARGS="-n 12"`, or a part of 12 without. PYTHON needs pytest, pytest-timeout, hypothesis
-# and pyarrow besides what Headrace imports, and pytest-xdist for `-n`. Whole runs, which take longer, are made by name:
-# `python -m benchmarks.gpu --only modes,trl`.
+# the benchmarks, also after a test has failed; their figures are added to benchmarks/results/gpu.json. In parts that
+# should take equally long: `make gpu-check PART=1/6 ARGS="-n 12"`, or a part of 12 without. So that a part takes eight
+# minutes and the end of what it began last, it begins no test after TESTS_S seconds and no figure after FIGURES_S; what
+# is left is told, and the part has failed: then have more. PYTHON needs pytest, pytest-timeout, hypothesis and pyarrow
+# besides what Headrace imports, and pytest-xdist for `-n`. Whole
+# runs, which take longer, are made by name: `python -m benchmarks.gpu --only modes,trl`.
 PART ?= 1/1
 RUNS ?= 5
+TESTS_S ?= 270
+FIGURES_S ?= 180
 ON_DEVICE := $(addprefix tests/,controller engines exact training weights models/test_norms.py models/test_varlen_attention.py)
 gpu-check:
-	HEADRACE_TEST_DEVICE=cuda PYTHONPATH=$(CURDIR)/src:$(CURDIR):$(PYTHONPATH) $(PYTHON) -m pytest -p no:cacheprovider --part $(PART) $(ON_DEVICE) $(ARGS); \
-	tests=$$?; PYTHONPATH=$(CURDIR)/src:$(CURDIR):$(PYTHONPATH) $(PYTHON) -m benchmarks.gpu --part $(PART) --runs $(RUNS) && exit $$tests
+	HEADRACE_TEST_DEVICE=cuda PYTHONPATH=$(CURDIR)/src:$(CURDIR):$(PYTHONPATH) $(PYTHON) -m pytest -p no:cacheprovider --part $(PART) --begin-within $(TESTS_S) $(ON_DEVICE) $(ARGS); \
+	tests=$$?; PYTHONPATH=$(CURDIR)/src:$(CURDIR):$(PYTHONPATH) $(PYTHON) -m benchmarks.gpu --part $(PART) --begin-within $(FIGURES_S) --runs $(RUNS) && exit $$tests
 
 clean:
 	rm -rf $(VENV) $(DASHBOARD) $(TRACKERS) $(VLLM) $(SGLANG) $(VERIFIERS) quickstart

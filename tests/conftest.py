@@ -5,6 +5,7 @@ import itertools
 import os
 
 import pytest
+from parts import BeginWithin, part_of, weight
 
 try:
     from hypothesis import HealthCheck, settings
@@ -40,7 +41,15 @@ def what_was_there_is_left_out_of_collections() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--part", metavar="I/N", help="every N-th test from the I-th on")
+    parser.addoption("--part", metavar="I/N", help="the I-th of N parts, which should take about equally long")
+    parser.addoption(
+        "--begin-within", type=float, metavar="SECONDS", help="begin no test later, and fail if one is left"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (seconds := config.getoption("--begin-within")) is not None:
+        config.pluginmanager.register(BeginWithin(seconds))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -57,7 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         place, _, count = part.partition("/")
         if not (place.isdecimal() and count.isdecimal() and 1 <= int(place) <= int(count)):
             raise pytest.UsageError(f"--part is {part!r}; give I/N, as 1/3")
-        chosen = items[int(place) - 1 :: int(count)]
+        chosen = [items[index] for index in part_of([*map(weight, items)], int(place), int(count))]
         kept = set(map(id, chosen))
         config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
         items[:] = chosen

@@ -1,11 +1,12 @@
 """The engine and the trainer on one CUDA device: `make gpu-check`. Figures go to `results/gpu.json`.
 
-    python -m benchmarks.gpu [--only NAME,NAME] [--part I/N] [--runs 5]
+    python -m benchmarks.gpu [--only NAME,NAME] [--part I/N] [--begin-within SECONDS] [--runs 5]
 
 `--only modes,trl` are whole runs, which take longer (`benchmarks/gpu/grpo.py`); unless some are named, all others are
 made.
 Each measurement replaces its own figures there and leaves the others; with the device, its driver and the versions. One
-that fails is a line there and at the end, with the others' figures: rows are kept as they come.
+that fails is a line there and at the end, with the others' figures: rows are kept as they come. After `--begin-within`
+none begins, which is told and a failure; figures that are there stay, of a measurement of which no row could begin.
 Shares are of the device's own bandwidth and matrix rate, measured in the same call; ratios are of sides in turn.
 """
 
@@ -13,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -25,7 +28,7 @@ from benchmarks.gpu.ceilings import bandwidth, matrix_rate
 from benchmarks.gpu.engines import decode_row, peers_row, prefill_row, swap_rows
 from benchmarks.gpu.grpo import mode_rows, trl_rows
 from benchmarks.gpu.memory import memory_row
-from benchmarks.gpu.rows import MakeRows, Row, as_they_come, failures, row
+from benchmarks.gpu.rows import NOT_BEGUN, MakeRows, Row, as_they_come, failures, row
 from benchmarks.gpu.sampling import sampling_row
 from benchmarks.gpu.shapes import free_memory
 from benchmarks.gpu.training import logprob_row, training_row
@@ -94,17 +97,25 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default=",".join(MEASUREMENTS))
     parser.add_argument("--part", default="1/1", help="every N-th measurement from the I-th on")
+    parser.add_argument("--begin-within", type=float, default=math.inf, metavar="SECONDS")
     parser.add_argument("--runs", type=int, default=5)
-    args = parser.parse_args()
+    args, began = parser.parse_args(), time.monotonic()
     if not torch.cuda.is_available():
         sys.exit("no CUDA device here: nothing was measured")
     bytes_per_s, rate = bandwidth(), matrix_rate()
     machine = _device(bytes_per_s, rate)
     place, count = map(int, args.part.split("/"))
     failed = []
+
+    def may_begin() -> bool:
+        return time.monotonic() - began <= args.begin_within
+
     for name in args.only.split(",")[place - 1 :: count]:
+        if not may_begin():
+            failed.append(f"{name}: {NOT_BEGUN}")
+            continue
         rows: list[Row] = []
-        for made in as_they_come((MEASUREMENTS | LONG)[name](args.runs, bytes_per_s, rate), free_memory):
+        for made in as_they_come((MEASUREMENTS | LONG)[name](args.runs, bytes_per_s, rate), free_memory, may_begin):
             rows.append(made)
             print(name, {key: float(f"{v:.4g}") if isinstance(v, float) else v for key, v in made.items()}, flush=True)
             _keep(name, {"machine": machine, "runs": args.runs, "rows": rows})

@@ -9,6 +9,7 @@ from typing import Any
 Row = dict[str, Any]
 MakeRows = Callable[[], Iterable[Row]]
 FAILED = "failed"
+NOT_BEGUN = "not begun: the time to begin was over"
 _LONGEST = 300
 _OF_TRACEBACK = '  File "'
 
@@ -22,10 +23,15 @@ def _single(make: Callable[..., Row], *args: Any, **named: Any) -> Iterator[Row]
     yield make(*args, **named)
 
 
-def as_they_come(makes: Iterable[MakeRows], free: Callable[[], None]) -> Iterator[Row]:
+def as_they_come(
+    makes: Iterable[MakeRows], free: Callable[[], None], may_begin: Callable[[], bool] = lambda: True
+) -> Iterator[Row]:
     """All rows in order; where one fails, `{"failed": one line}` in its place, and what follows it of the same call is
-    left out. `free` is called then, once nothing holds what that call had."""
+    left out. `free` is called then, once nothing holds what that call had. What may not begin has failed."""
     for make in makes:
+        if not may_begin():
+            yield {FAILED: f"{_told(make)}: {NOT_BEGUN}"}
+            continue
         try:
             yield from make()
         except Exception as error:  # of whatever is measured: the others are to be measured as well

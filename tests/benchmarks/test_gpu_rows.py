@@ -42,6 +42,13 @@ def test_a_row_that_fails_is_a_line_in_its_place() -> None:
     assert failures([*rows, {"half": 1, "failed": {"generate": "a peer's"}}]) == [rows[1]["failed"], rows[4]["failed"]]
 
 
+def test_what_may_not_begin_is_told_beside_what_did() -> None:
+    may = iter([True, False, False])
+    rows = list(as_they_come([row(half, 4), row(half, 6), row(half, 3)], lambda: None, lambda: next(may)))
+    told = "not begun: the time to begin was over"
+    assert rows == [{"half": 2}, {"failed": f"half(6): {told}"}, {"failed": f"half(3): {told}"}]
+
+
 def test_an_interrupt_is_no_failure_of_a_row() -> None:
     def stopped() -> Iterator[dict[str, Any]]:
         raise KeyboardInterrupt
@@ -83,4 +90,11 @@ def test_all_others_are_measured_and_kept_and_the_end_tells_what_was_not(
     assert kept["second"] == {"machine": {"device": "none"}, "runs": 6, "rows": [{"half": 3}]}
     monkeypatch.setattr("sys.argv", ["gpu", "--only", "second", "--runs", "4"])
     gpu.main()
-    assert json.loads((tmp_path / "gpu.json").read_text())["second"]["rows"] == [{"half": 2}]
+    kept["second"]["rows"], kept["second"]["runs"] = [{"half": 2}], 4
+    assert json.loads((tmp_path / "gpu.json").read_text()) == kept
+    monkeypatch.setattr("sys.argv", ["gpu", "--only", "first,second", "--begin-within", "-1"])
+    with pytest.raises(SystemExit) as ended:
+        gpu.main()
+    told = "not begun: the time to begin was over"
+    assert ended.value.code == f"these could not be measured:\nfirst: {told}\nsecond: {told}"
+    assert json.loads((tmp_path / "gpu.json").read_text()) == kept
