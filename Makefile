@@ -122,7 +122,7 @@ bench: $(READY)
 # should take equally long: `make gpu-check PART=1/6 ARGS="-n 12"`, or a part of 12 without. So that a part takes eight
 # minutes and the end of what it began last, it begins no test after TESTS_S seconds and no figure after FIGURES_S; what
 # is left is told, and the part has failed: then have more. PYTHON needs pytest, pytest-timeout, hypothesis and pyarrow
-# besides what Headrace imports, and pytest-xdist for `-n`. Whole
+# besides what Headrace imports, and pytest-xdist for `-n`; docs/gpu.md says how to bring wheels of what it lacks. Whole
 # runs, which take longer, are made by name: `python -m benchmarks.gpu --only modes,trl`.
 PART ?= 1/1
 RUNS ?= 5
