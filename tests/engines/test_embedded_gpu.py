@@ -15,6 +15,7 @@ from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
 from headrace.engines.embedded.paged_cache import PagedCache
 from headrace.engines.embedded.runners.choice import choose_runner
 from headrace.engines.embedded.runners.fused_runner import FusedRunner
+from headrace.engines.embedded.runners.graphs import DecodeGraphs
 from headrace.engines.protocol import SwapMode
 from headrace.weights.version import Version
 
@@ -51,6 +52,28 @@ def test_kernels_of_its_own_agree_with_the_model_and_are_taken(name: str, dtype:
         runner = choose_runner(model, PagedCache(cache_shape(model.config), plan, dtype, CUDA))
     assert isinstance(runner, FusedRunner)
     assert type(runner.operations).__name__ == "TritonOperations"
+
+
+def test_all_graphs_are_there_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[tuple[int, int]] = []
+    capture = DecodeGraphs._capture
+
+    def captured(graphs: DecodeGraphs, bucket: int, reach: int) -> Any:
+        log.append((bucket, reach))
+        return capture(graphs, bucket, reach)
+
+    monkeypatch.setattr(DecodeGraphs, "_capture", captured)
+
+    async def run() -> tuple[int, list[Any]]:
+        async with serving(tiny_model("qwen3", device=CUDA), max_concurrent_sequences=3) as engine:
+            before = len(log)
+            wanted = [request(f"r{i}", p, 20, temperature=0) for i, p in enumerate(PROMPTS)]
+            return before, await asyncio.gather(*(collect(engine, one) for one in wanted))
+
+    before, chunks = asyncio.run(run())
+    assert before == len(log)
+    model = tiny_model("qwen3", device=CPU)
+    assert [chunk.tokens.tolist() for chunk in chunks] == [greedy(model, tokens, 20) for tokens in PROMPTS]
 
 
 def test_noise_and_stops_are_those_of_the_cpu() -> None:

@@ -122,6 +122,11 @@ class EngineCore:
         return kind(self._cache_shape, plan, self._dtype, self._device)
 
     @torch.inference_mode()
+    def capture(self) -> None:
+        """Before the first step: see `Runner.capture`."""
+        self._runner.capture()
+
+    @torch.inference_mode()
     def step(self) -> list[Output]:
         """One pass of prefill and a run of decode steps. Returns the chunks that are due."""
         begin = self._now()

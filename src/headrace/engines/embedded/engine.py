@@ -71,9 +71,11 @@ class EmbeddedEngine:
         version: Version = INITIAL,
         lane: str = LANE,
         cache: CachePlan | None = None,
+        captures: bool = True,
     ) -> None:
         """`model` (a Hugging Face causal language model, on its device) belongs to the engine from here on. `cache`: of
-        this size; unless given, as `plan_cache` has it when the engine starts."""
+        this size; unless given, as `plan_cache` has it when the engine starts. `captures`: all its CUDA graphs when it
+        starts; else when they are needed, as of one that sleeps by turns, with whose cache they go."""
         self._model: Any = model
         self._config = config
         self._runtime = runtime
@@ -82,6 +84,7 @@ class EmbeddedEngine:
         self._vocab_size = int(model.config.get_text_config().vocab_size)
         self._plan: CachePlan | None = None
         self._planned = cache
+        self._captures = captures
         self._core: EngineCore | None = None
         self._task: asyncio.Task[None] | None = None
         self._liveness = Liveness()
@@ -261,7 +264,13 @@ class EmbeddedEngine:
             raise EngineError("the engine never started: there is nothing to begin another from")
         version, model, check = await self._runtime.compute(_WEIGHTS_LANE, skeleton.received, receiver)
         other = EmbeddedEngine(
-            model, config=self._config, runtime=self._runtime, version=version, lane=self._lane, cache=self._plan
+            model,
+            config=self._config,
+            runtime=self._runtime,
+            version=version,
+            lane=self._lane,
+            cache=self._plan,
+            captures=self._captures,
         )
         await other.start()
         if check is not None:
@@ -307,7 +316,10 @@ class EmbeddedEngine:
             plan = plan_cache(model.config, config, kept, free, paged=is_paged(device, model.config))
         self._plan = plan
         self._model = None  # what it is needed for, the runner holds; its weights may be there a second time
-        return EngineCore(model, plan, config.prefill_tokens_per_step, self._version, self._runtime.clock.now)
+        core = EngineCore(model, plan, config.prefill_tokens_per_step, self._version, self._runtime.clock.now)
+        if self._captures:
+            core.capture()
+        return core
 
     def _serving(self) -> EngineCore:
         """The core. Raises EngineError if the engine does not serve."""

@@ -40,6 +40,8 @@ class EngineSpec:
 
 class EngineWorker(EngineHost[EmbeddedEngine]):
     kind: ClassVar[str] = "engine"
+    _by_turns: ClassVar[bool] = False
+    """Whether it sleeps while others compute on its device."""
     types: ClassVar[WireTypes] = ENGINE_TYPES.with_types(
         WireTypes(
             {
@@ -71,7 +73,11 @@ class EngineWorker(EngineHost[EmbeddedEngine]):
 
     def _made(self, spec: EngineSpec, host: Host) -> EmbeddedEngine:
         model = load_causal_lm(spec.weights, dtype=getattr(torch, spec.dtype), device=spec.device)
-        return EmbeddedEngine(model, config=spec.config, runtime=host, lane=self.kind, cache=spec.cache)
+        config = spec.config
+        by_turns = self._by_turns or (isinstance(config, PolicyEngineConfig) and config.colocated)
+        return EmbeddedEngine(
+            model, config=config, runtime=host, lane=self.kind, cache=spec.cache, captures=not by_turns
+        )
 
     def _receiver(self, offer: WeightOffer) -> WeightReceiver:
         """What it has mapped stays mapped; but a trainer has another address in each life, and the slots of the one
@@ -86,6 +92,7 @@ class LentEngineWorker(EngineWorker):
     """On the device of the trainer's rank that has its number."""
 
     kind: ClassVar[str] = "lent"
+    _by_turns: ClassVar[bool] = True
 
     def __init__(self, spec: EngineSpec, host: Host) -> None:
         """See `EngineWorker`."""

@@ -49,7 +49,7 @@ class FusedRunner:
         self._vocab_size = len(weights.embedding)
         self._captures = graphs and weights.embedding.is_cuda
         self._graphs: DecodeGraphs | None = None
-        """Made when they are first needed."""
+        """Made by `capture`, or when one is first needed."""
 
     @classmethod
     def of(cls, model: Any, cache: KeyValueCache, make: MakeOperations = TorchOperations) -> FusedRunner | None:
@@ -102,11 +102,18 @@ class FusedRunner:
         assert self._weights is not None, "its weights are asleep"
         return self._weights
 
+    def capture(self) -> None:
+        if self._captures:
+            self._made_graphs().capture()
+
+    def _made_graphs(self) -> DecodeGraphs:
+        if self._graphs is None:
+            self._graphs = DecodeGraphs(self._decode, self._cache, self._rows, self._vocab_size)
+        return self._graphs
+
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
         if self._captures:
-            if self._graphs is None:
-                self._graphs = DecodeGraphs(self._decode, self._cache, self._rows, self._vocab_size)
-            return self._graphs.decode(tokens, positions, length)
+            return self._made_graphs().decode(tokens, positions, length)
         return self._decode(tokens, positions, self._rows[: len(tokens)], length).float()
 
     def prefill(self, work: PrefillPass) -> None:

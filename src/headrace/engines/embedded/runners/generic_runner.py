@@ -49,6 +49,9 @@ class GenericRunner:
         logits = self._forward(self._model, tokens[:, None], current).logits
         return logits[:, -1].float()
 
+    def capture(self) -> None:
+        """Nothing is captured."""
+
     def route(self, experts: torch.Tensor | None) -> None:
         if experts is not None and self._cache.experts is None:
             raise ValueError(f"{type(self._model).__name__} cannot be told which experts to route to")

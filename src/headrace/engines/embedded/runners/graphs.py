@@ -26,7 +26,8 @@ class _Graph:
 
 
 class DecodeGraphs:
-    """One graph per bucket of batch size and of length, both powers of two, captured when first needed.
+    """One graph per bucket of batch size and of length, both powers of two: all at once by `capture`, or when first
+    needed.
 
     The padding rows of a bucket write to the cache's spare slot, at position 0. All graphs write their logits to one
     place, and have their other memory in common.
@@ -42,15 +43,17 @@ class DecodeGraphs:
         self._side = torch.cuda.Stream(rows.device)
         """For captures: torch's own stream for them is one for all engines of a process."""
 
+    def capture(self) -> None:
+        """All that there may be, the largest first: the others find its memory in the pool."""
+        for bucket, reach in graph_sizes(self._cache.slots, self._cache.max_context):
+            self._graph(bucket, reach)
+
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
         """Float32 logits [n, V], until the next call."""
         count = len(tokens)
         bucket = min(_power_of_two(count), self._cache.slots)
         reach = min(max(_power_of_two(length), _SHORTEST), self._cache.max_context)
-        known = self._graphs.get((bucket, reach))
-        if known is None:
-            known = self._capture(bucket, reach)
-            self._graphs[bucket, reach] = known
+        known = self._graph(bucket, reach)
         known.tokens[:count].copy_(tokens)
         known.positions.zero_()
         known.positions[:count].copy_(positions)
@@ -58,6 +61,12 @@ class DecodeGraphs:
         known.rows[:count].copy_(self._rows[:count])
         known.graph.replay()
         return self._logits[:count]
+
+    def _graph(self, bucket: int, reach: int) -> _Graph:
+        known = self._graphs.get((bucket, reach))
+        if known is None:
+            known = self._graphs[bucket, reach] = self._capture(bucket, reach)
+        return known
 
     def _capture(self, bucket: int, reach: int) -> _Graph:
         """Warm-ups and capture write only to the spare slot."""
@@ -76,10 +85,16 @@ class DecodeGraphs:
         return _Graph(graph, tokens, positions, rows)
 
 
+def graph_sizes(slots: int, context: int) -> list[tuple[int, int]]:
+    """Sequences and length of each graph that there may be, the largest first."""
+    counts = {min(1 << i, slots) for i in range(slots.bit_length() + 1)}
+    lengths = {min(max(1 << i, _SHORTEST), context) for i in range(context.bit_length() + 1)}
+    return sorted(((n, length) for n in counts for length in lengths), key=lambda size: (size[0] * size[1], size))[::-1]
+
+
 def most_graphs(slots: int, context: int) -> int:
     """How many there may be."""
-    lengths = max(0, (context - 1).bit_length() - (_SHORTEST - 1).bit_length()) + 1
-    return ((slots - 1).bit_length() + 1) * lengths
+    return len(graph_sizes(slots, context))
 
 
 def _power_of_two(n: int) -> int:

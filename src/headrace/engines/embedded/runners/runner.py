@@ -62,6 +62,10 @@ class Runner(Protocol):
         `length` is at least 1 + the greatest position.
         """
 
+    def capture(self) -> None:
+        """Have ready, where steps are captured, what each size of a decode step needs: nobody should wait for it later,
+        nor find that torch gives no memory back while it is made."""
+
     def route(self, experts: torch.Tensor | None) -> None:
         """From now on route tokens to these [slots, tokens, layers, k], by slot and position; None: as routers choose.
         Raises ValueError where nothing is routed."""
