@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def test_one_that_was_swept_before_it_was_locked_is_made_anew(tmp_path: Path, mo
 def test_what_nobody_holds_any_more_is_swept_and_nothing_else(tmp_path: Path) -> None:
     held, lock = make_owned(lambda: _made(tmp_path / "own-held"))
     dead, other = make_owned(lambda: _made(tmp_path / "own-dead"))
-    os.close(other)
+    other.close()
     _made(tmp_path / "own-without-lock")
     _made(tmp_path / "elsewhere")
     (tmp_path / "own-link").symlink_to(tmp_path / "elsewhere")

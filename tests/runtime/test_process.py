@@ -409,6 +409,49 @@ def test_workers_end_with_a_killed_parent_and_nothing_stays(tmp_path: Path, stop
     asyncio.run(until(lambda: not during & set(sites("another"))))
 
 
+_WITH_A_FORK = """
+import os, sys, time
+from headrace.runtime.process.site import Site
+site = Site("forked")
+fork = os.fork()
+if fork == 0:
+    time.sleep(60)
+    os._exit(0)
+print(site.folder, fork, flush=True)
+if sys.argv[1] == "closes":
+    site.close()
+    print("closed", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("ends", ["closes", "is killed"])
+def test_a_fork_of_the_runs_process_holds_nothing_up_that_ends_with_it(ends: str) -> None:
+    """As those of a pool of processes that a reward function made, which outlive a kill of the run."""
+    process = subprocess.Popen([sys.executable, "-c", _WITH_A_FORK, ends], stdout=subprocess.PIPE, text=True)
+    fork = None
+    try:
+        assert process.stdout is not None
+        folder, number = process.stdout.readline().split()
+        fork = psutil.Process(int(number))
+        if ends == "closes":
+            reading = ThreadPoolExecutor(1).submit(process.stdout.readline)
+            assert reading.result(4.0) == "closed\n"
+        else:
+            process.kill()
+            process.wait()
+        end = time.monotonic() + 10
+        while Path(folder).exists():
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert fork.is_running()
+    finally:
+        process.kill()
+        process.wait()
+        if fork is not None:
+            fork.kill()
+
+
 def test_the_next_start_sweeps_what_a_killed_runtime_and_janitor_left(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [

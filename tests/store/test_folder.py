@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import random
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from headrace.store import (
     RunStore,
     StoreError,
 )
+from headrace.store.media.lock import RunLock
 from headrace.store.recorded import read_recorded
 
 HOLD = """
@@ -181,6 +183,39 @@ def test_one_process_may_not_open_a_run_twice(tmp_path: Path) -> None:
         reopen(tmp_path / "run")
     issue(store, 0)
     store.close()
+
+
+_OWNER_WITH_A_FORK = """
+import os, sys, time
+from pathlib import Path
+from headrace.store.media.lock import RunLock
+held = RunLock(Path(sys.argv[1]))
+fork = os.fork()
+if fork == 0:
+    time.sleep(60)
+    os._exit(0)
+print(fork, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_run_is_nobodys_once_its_process_is_gone_though_a_fork_of_it_lives(tmp_path: Path) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _OWNER_WITH_A_FORK, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    fork = int(owner.stdout.readline())
+    try:
+        with pytest.raises(RunInUse, match=f"in use by process {owner.pid}"):
+            RunLock(tmp_path)
+        owner.kill()
+        owner.wait()
+        os.kill(fork, 0)  # it lives
+        RunLock(tmp_path).release()
+    finally:
+        owner.kill()
+        owner.wait()
+        os.kill(fork, signal.SIGKILL)
 
 
 def test_a_reader_that_looks_for_an_owner_does_not_keep_the_owner_out(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from asyncio.subprocess import PIPE
 from dataclasses import replace
 from typing import Any
 
+from headrace import lifelines
 from headrace.config.agent import AgentCommand
 from headrace.config.errors import ConfigError
 from headrace.config.reward import SandboxConfig
@@ -69,6 +70,7 @@ class CommandAgent:
         os.mkdir(folder)
         command, variables = await self._line(walls, folder, session)
         line, held = socket.socketpair()
+        lifelines.hold(line)
         with line:
             with held:
                 process = await asyncio.create_subprocess_exec(

@@ -8,27 +8,32 @@ import os
 import shutil
 import stat
 from collections.abc import Callable
+from io import RawIOBase
 from pathlib import Path
+
+from headrace import lifelines
 
 _LOCK = "lock"
 
 
-def make_owned(make: Callable[[], Path]) -> tuple[Path, int]:
-    """A folder that `make` has just made for its user alone, and the descriptor of its lock, which is held. Raises
-    OSError."""
+def make_owned(make: Callable[[], Path]) -> tuple[Path, RawIOBase]:
+    """A folder that `make` has just made for its user alone, and its lock, which is held, by no fork of this process.
+    Raises OSError."""
     while True:
         folder = make()
         lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (folder / _LOCK).exists():
-            return folder, lock
+            held = os.fdopen(lock, "r+b", buffering=0)
+            lifelines.hold(held)
+            return folder, held
         os.close(lock)  # somebody who starts as well took it for a dead one's
 
 
-def remove_owned(folder: Path, lock: int) -> None:
+def remove_owned(folder: Path, lock: RawIOBase) -> None:
     """One's own, with all that is in it."""
     shutil.rmtree(folder, ignore_errors=True)
-    os.close(lock)
+    lock.close()
 
 
 def sweep(parent: Path, prefix: str) -> None:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
+from headrace import lifelines
 from headrace.controller.building.ray_folder import PREFIX, ray_parent
 from headrace.errors import HeadraceError
 from headrace.runtime.ports import NoPort, free_ports
@@ -65,6 +66,7 @@ class RayHead:
             *("--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"),
         ]
         ours, held = socket.socketpair()
+        lifelines.hold(ours)
         try:
             if self._log is not None:
                 self._log.parent.mkdir(parents=True, exist_ok=True)

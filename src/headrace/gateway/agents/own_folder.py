@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from io import RawIOBase
 from pathlib import Path
 
 from headrace.runtime.owned_folders import make_owned, remove_owned, sweep
@@ -13,7 +14,7 @@ class OwnFolder:
     """Made when it is asked for; then what processes of this user left that are no more is removed."""
 
     def __init__(self) -> None:
-        self._owned: tuple[Path, int] | None = None
+        self._owned: tuple[Path, RawIOBase] | None = None
         """With its lock."""
 
     def of(self, episode: int) -> Path:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from headrace import lifelines
 from headrace.config.errors import ConfigError
 from headrace.rewards.processes.clearing import Clearing
 from headrace.rewards.processes.json_frames import FrameBuffer, FrameError, encode_frame
@@ -108,6 +109,7 @@ class RewardProcess(asyncio.Protocol):
         ours, theirs = socket.socketpair()
         self._socket = ours
         self._line, held = socket.socketpair()
+        lifelines.hold(self._line)
         self._line.setblocking(False)
         with theirs, held, contextlib.ExitStack() as files:
             log = launch.log_path

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from headrace import lifelines
 from headrace.config.values.hosts import is_loopback
 from headrace.engines.protocol import EngineError
 from headrace.runtime.process.ends import first_to_end
@@ -59,6 +60,7 @@ class LaunchedServer:
         """`command`: an absolute path first. `environment`: for a folder of its own, which ends with it. Raises
         EngineError."""
         ours, held = socket.socketpair()
+        lifelines.hold(ours)
         folder = tempfile.mkdtemp(prefix="headrace-")
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)

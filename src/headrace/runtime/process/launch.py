@@ -10,8 +10,10 @@ import shutil
 import signal
 import socket
 import sys
+from io import RawIOBase
 from pathlib import Path
 
+from headrace import lifelines
 from headrace.runtime.process.boot import Boot, thread_variables
 from headrace.runtime.process.origin import Origin
 from headrace.runtime.process.site import own_folder, socket_path
@@ -28,7 +30,9 @@ logger = logging.getLogger(__name__)
 
 
 class ChildProcess:
-    def __init__(self, process: asyncio.subprocess.Process, boot: Boot, life: int, log: Path | None, said: int) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, boot: Boot, life: RawIOBase, log: Path | None, said: int
+    ) -> None:
         """`said`: bytes that were in the log before."""
         self._process = process
         self._boot = boot
@@ -44,14 +48,16 @@ class ChildProcess:
         log, threads = origin.log, where.threads
         path = socket_path(folder, name)
         path.unlink(missing_ok=True)
-        kept, life = os.pipe()
+        kept, ending = os.pipe()
+        life = os.fdopen(ending, "wb", buffering=0)
+        lifelines.hold(life)
         with (
             socket.socket(socket.AF_UNIX) as listening,
             contextlib.ExitStack() as closing,
             contextlib.ExitStack() as ours,
         ):
             closing.callback(os.close, kept)
-            ours.callback(os.close, life)
+            ours.callback(life.close)
             listening.bind(str(path))
             listening.listen(128)
             boot = Boot(
@@ -108,9 +114,8 @@ class ChildProcess:
             logger.warning("%s (pid %d) does not end after SIGKILL; it is left behind", self._boot.name, self.pid)
         finally:  # also where this is cancelled
             folder = Path(self._boot.folder)
-            if self._life >= 0:
-                os.close(self._life)
-                self._life = -1
+            if not self._life.closed:
+                self._life.close()
                 shutil.rmtree(own_folder(folder, self._boot.name, self._boot.generation), ignore_errors=True)
 
 

@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from headrace import lifelines
 from headrace.runtime import owned_folders
 from headrace.runtime.owned_folders import make_owned, remove_owned
 
@@ -24,6 +25,8 @@ _LEAST_MEMORY = _GIB
 """Bytes below which it is none to speak of: containers have 64 MiB unless told."""
 _LONGEST_PARENT = 107 - 64
 """Bytes. A socket's path has 107; a site's name and the longest worker's are within 64."""
+_END_S = 5.0
+"""In which the janitor ends, once there is nothing to be removed."""
 _JANITOR = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"'
 _APART = f"exec 3<&0; ({_JANITOR.replace('read -r _', 'read -r _ <&3')}) &"
 """As a grandchild: a process of Ray's kills its children as it ends."""
@@ -75,13 +78,19 @@ class Site:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        assert self._janitor.stdin is not None
+        lifelines.hold(self._janitor.stdin)
 
     def close(self) -> None:
         """Remove it, with all that is in it."""
         remove_owned(self.folder, self._lock)
         assert self._janitor.stdin is not None
         self._janitor.stdin.close()
-        self._janitor.wait()
+        try:
+            self._janitor.wait(_END_S)
+        except subprocess.TimeoutExpired:  # it has nothing to do any more
+            self._janitor.kill()
+            self._janitor.wait()
 
 
 def sweep() -> None:

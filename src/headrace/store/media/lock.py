@@ -7,6 +7,7 @@ import os
 import threading
 from pathlib import Path
 
+from headrace import lifelines
 from headrace.store.errors import RunInUse, write_failed
 
 LOCK_NAME = "run.lock"
@@ -20,16 +21,18 @@ class RunLock:
     def __init__(self, folder: Path) -> None:
         """Raises RunInUse, naming the process that holds it; StoreError where nothing can be written."""
         self._path = folder / LOCK_NAME
-        self._descriptor = self._acquire()
+        descriptor = self._acquire()
+        self._file = os.fdopen(descriptor, "r+b", buffering=0)
+        lifelines.hold(self._file)  # a fork of this process would have the lock too, for as long as it lives
         try:
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         except OSError as error:
             self.release()
             raise write_failed(error, self._path) from error
 
     def release(self) -> None:
-        os.close(self._descriptor)
+        self._file.close()
 
     def _acquire(self) -> int:
         # `is_held` takes the lock for an instant; the pauses tell that instant from an owner.
