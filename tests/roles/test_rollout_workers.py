@@ -23,6 +23,7 @@ from headrace.roles.rollout_seats import RolloutSeats
 from headrace.roles.rollout_workers import RolloutWorkers
 from headrace.roles.workers.rollout_types import Assignment, Played
 from headrace.rollout.episode_scoring import empty_sample
+from headrace.runtime.placing import NoRoom
 from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.signal import Signal
@@ -54,6 +55,9 @@ class Workers:
     begun: list[tuple[int, int]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     restart_s: float = 0.0
+    clears_s: float = 0.0
+    room_at: float = 0.0
+    """When there is room for one that was lost; it is waited for 300 s."""
     closed: bool = False
     waits_s: float = 0.0
     """For an item of a stream."""
@@ -101,9 +105,15 @@ class Workers:
     async def leave(self, rank: int) -> None:
         self.calls.append(f"{rank} leaves with {len(self.aboard[rank])} aboard")
 
+    async def cleared(self, rank: int) -> None:
+        await self.runtime.clock.sleep(self.clears_s)
+
     async def restart(self, rank: int) -> None:
         self.calls.append(f"restart {rank}")
         await self.runtime.clock.sleep(self.restart_s)
+        if self.runtime.clock.now() < self.room_at:
+            await self.runtime.clock.sleep(300.0)
+            raise WorkerLost(rank, "no node has a free processor") from NoRoom("no node has a free processor")
         if self.closed:
             raise WorkerLost(rank, "it was closed")
         self.lost.pop(rank, None)
@@ -357,6 +367,28 @@ def test_of_a_group_that_is_ended_while_the_journal_is_read_for_it_nobody_keeps_
     played_by(test, kills=lambda key: not killed and killed.append(key) is None)
 
 
+def test_where_there_is_no_room_for_one_that_was_lost_the_others_play_what_it_had() -> None:
+    """As where its node is gone, and all others are full: for hours, in which it comes to no loss more."""
+    killed: list[GroupKey] = []
+
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        playing = [asyncio.ensure_future(group(runner, position)) for position in range(2)]
+        with pytest.raises(WorkerLost):
+            await playing[0]
+        assert workers.runtime.clock.now() < 30, "once nothing is left of it"
+        assert (await group(runner, 0, issue=1)).key == key(0)
+        await playing[1]
+        while workers.runtime.clock.now() < 3 * 3600:
+            await group(runner, 2)
+        assert {rank for rank, _ in workers.seen[1:]} == {1}
+        workers.room_at = 0.0
+        await workers.runtime.clock.sleep(301.0)
+        await together(group(runner, position) for position in (3, 4))
+        assert {rank for rank, _ in workers.seen[-2:]} == {0, 1}
+
+    played_by(test, kills=lambda key: not killed and killed.append(key) is None, clears_s=20.0, room_at=1e9)
+
+
 def test_a_worker_that_is_lost_too_often_in_a_row_ends_the_run() -> None:
     async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
         told: list[str] = []
@@ -418,6 +450,7 @@ def test_prompts_that_are_the_reason_of_losses_do_not_end_the_run_however_many_t
                     await group(runner, poison, issue)
                 assert losses.lost(key(poison)) == (issue == 2)
             await group(runner, poison + 1)
+        await workers.runtime.clock.sleep(60.0)  # until the last one is back
         assert len(workers.calls) == 60
 
     played_by(test, kills=lambda at: at.position % 2 == 1, often=Often(4, 1e6))

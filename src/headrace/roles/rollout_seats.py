@@ -13,6 +13,7 @@ from headrace.experience.sample import GroupKey
 from headrace.observe.events import EventSink
 from headrace.roles.reissue import Blame, Losses, LostTime, rows_of
 from headrace.runtime.at_start import anew_if_lost
+from headrace.runtime.placing import NoRoom
 from headrace.runtime.protocol import Runtime, WaitTimeout
 from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import ROLLOUT_WORKER, LossWindow, Measure, Often, after_failure
@@ -36,6 +37,9 @@ class Seat:
     leaves: bool = False
     """Nothing more comes aboard, and then it ends."""
     life: int = 0
+    """How many workers it had."""
+    cleared: int = 0
+    """Of how many of these nothing is left."""
     aboard: list[GroupKey] = field(default_factory=list)
     alone: GroupKey | None = None
     """Nothing else comes aboard."""
@@ -200,9 +204,10 @@ class RolloutSeats:
         seat.since = self._runtime.clock.now()
 
     async def gone(self, seat: Seat, life: int) -> None:
-        """Until nothing is left of the worker that had this life: it has come back, or is given up."""
+        """Until nothing is left of the worker that had this life, or it is given up. Whether the next one has room is
+        for whoever comes aboard it: others play meanwhile."""
         self._look()
-        await self._until(lambda: seat.life > life)
+        await self._until(lambda: seat.cleared >= life)
 
     def _look(self) -> None:
         """Have those come back that were lost."""
@@ -222,25 +227,37 @@ class RolloutSeats:
 
     async def _make_anew(self, seat: Seat, reason: str, aboard: Sequence[GroupKey]) -> None:
         """`aboard`: when it was lost. Raises NothingToTrain, StoreError."""
+        await self.workers.cleared(seat.rank)
+        seat.cleared = seat.life
+        self._changed.notify()
+        counts = True
         while not seat.is_up and not self._closing:
-            failures, rows, aboard = seat.blame.lost(aboard), rows_of(aboard), ()
-            too_often = seat.losses.lost(self._runtime.clock.now(), rows, self._losses.are_reason)
             name = f"rollout/{seat.rank}"
             self.tell("worker_lost", {"worker": name, "message": f"{name} is made anew: {reason}"})
-            following = after_failure(ROLLOUT_WORKER, failures)
-            if following.measure is Measure.STOP:
-                too_often = f"{failures} times in a row"
-            if too_often is not None:
-                raise NothingToTrain(
-                    f"rollout worker {seat.rank} was lost {too_often}, the last time so: {reason}; "
-                    "mend that (rollout.workers=0 plays in the run's own process, for a debugger), and --resume the run"
-                )
-            await self._runtime.clock.sleep(following.pause_s)
+            if counts:
+                pause_s, aboard = self._pause_after(seat, reason, aboard), ()
+            await self._runtime.clock.sleep(pause_s)
             try:
                 await self._restart(seat)
                 await self._begin(seat)
             except (WorkerError, WorkerLost, WaitTimeout, OSError) as error:
                 reason = str(error)
+                # A node that is gone is no fault of the worker's, and whoever has a place plays on.
+                counts = not (isinstance(error.__cause__, NoRoom) and any(each.is_up for each in self._seats))
+
+    def _pause_after(self, seat: Seat, reason: str, aboard: Sequence[GroupKey]) -> float:
+        """Seconds, after one loss more. Raises NothingToTrain."""
+        failures, rows = seat.blame.lost(aboard), rows_of(aboard)
+        too_often = seat.losses.lost(self._runtime.clock.now(), rows, self._losses.are_reason)
+        following = after_failure(ROLLOUT_WORKER, failures)
+        if following.measure is Measure.STOP:
+            too_often = f"{failures} times in a row"
+        if too_often is not None:
+            raise NothingToTrain(
+                f"rollout worker {seat.rank} was lost {too_often}, the last time so: {reason}; "
+                "mend that (rollout.workers=0 plays in the run's own process, for a debugger), and --resume the run"
+            )
+        return following.pause_s
 
     async def _restart(self, seat: Seat) -> None:
         await self.workers.restart(seat.rank)

@@ -185,6 +185,9 @@ class Workers(Protocol[W_co]):
         """End it, if it is there, and make it anew from its spec. Calls in flight and its refs are lost. Raises what
         making it raises, and WorkerLost of one that has left."""
 
+    async def cleared(self, rank: int) -> None:
+        """Once nothing is left of the last life of one that is lost: it writes nothing more."""
+
     async def kill(self, rank: int, reason: str) -> None:
         """End it at once, as a crash does."""
 

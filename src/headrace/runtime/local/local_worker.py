@@ -97,6 +97,9 @@ class LocalWorker:
         for listener in self._listeners:
             listener()
 
+    async def cleared(self) -> None:
+        """See `Member.cleared`: what it still does is nobody's."""
+
     async def close(self) -> None:
         """Its own `close`, then its end. Raises WorkerError, WorkerLost, WaitTimeout."""
         if self.lost is None and self._service is not None:

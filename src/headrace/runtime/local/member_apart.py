@@ -81,7 +81,7 @@ class MemberApart(ABC):
 
     async def start(self) -> None:
         """Raises WorkerError, WorkerLost, WaitTimeout, WireError; OSError if nothing can be begun."""
-        await self._clear()
+        await self.cleared()
         self._generation += 1
         self._is_made, self._ended = False, None
         try:
@@ -90,7 +90,7 @@ class MemberApart(ABC):
             self._is_made = True
         except BaseException as error:
             self.lose(f"it could not be made: {error}")
-            await self._clear()
+            await self.cleared()
             raise
 
     async def call(self, method: str, *args: Any, what: str, seconds: float | None = None) -> Any:
@@ -141,11 +141,12 @@ class MemberApart(ABC):
                 await self._has_left(_LEAVE_S)
         finally:
             self.lose("it was closed")
-            await self._clear()
+            await self.cleared()
             if self.once_closed is not None:
                 await self.once_closed()
 
-    async def _clear(self) -> None:
+    async def cleared(self) -> None:
+        """See `Member.cleared`."""
         self._asking = None
         await self._cleared()
 

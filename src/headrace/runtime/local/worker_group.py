@@ -33,6 +33,9 @@ class Member(Peer, Protocol):
     def lose(self, reason: str) -> None:
         """End it at once. Of one that is lost, nothing happens."""
 
+    async def cleared(self) -> None:
+        """Of one that is lost: once nothing of its last life is left."""
+
     async def close(self) -> None: ...
 
 
@@ -101,6 +104,13 @@ class WorkerGroup(Generic[W]):
             member.lose("it is made anew")
             await member.start()
             self.changed.notify()
+
+    async def cleared(self, rank: int) -> None:
+        """See `Workers.cleared`."""
+        async with self._turns[rank]:
+            member = self._members[rank]
+            if member.lost is not None:
+                await member.cleared()
 
     async def kill(self, rank: int, reason: str) -> None:
         """See `Workers.kill`. A call on a lane that does not return goes on for nobody."""
