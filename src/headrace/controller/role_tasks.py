@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ _TOLD_S = 15.0
 _MOST_FILLINGS = 4, 600.0
 """Losses of all columns within so many seconds, or in a row without a batch between, with the last of which the run
 stops."""
+_MISSED = (ColumnsLost, RefLost)
 
 
 class Role(Protocol):
@@ -103,22 +104,17 @@ class RoleTasks:
                     evaluator = self._going_on.get("evaluator")
                     await see_through(actor, [task for task in others if task is not evaluator], stopping, parts.stop)
                     return lost
-                except WorkerLost as lost:
-                    if stopping.done() or not is_of_trainer(lost):
+                except (WorkerLost, ColumnsLost, RefLost) as error:
+                    if stopping.done() or not _may_go_on(error):
                         raise
-                    await self._go_back(lost, actor, columns, keepers)
-                    actor, columns = self._begin()
-                    continue
-                except (ColumnsLost, RefLost) as error:
-                    if stopping.done():
-                        raise
-                    await self._fill_again(await self._told(error), actor, columns)
-                    actor, columns = self._begin()
-                    continue
-                evaluator = self._going_on.get("evaluator")
-                if evaluator is not None and parts.flow.is_finished:
-                    await unless(stopping, evaluator)  # what it is at is worth having
-                return None
+                    failed = error
+                else:
+                    evaluator = self._going_on.get("evaluator")
+                    if evaluator is not None and parts.flow.is_finished:
+                        await unless(stopping, evaluator)  # what it is at is worth having
+                    return None
+                await self._mend(failed, actor, columns, keepers)
+                actor, columns = self._begin()
         finally:
             await end([*columns, *self._going_on.values(), actor])
 
@@ -144,79 +140,111 @@ class RoleTasks:
         if task is None or (task.done() and not task.cancelled() and task.exception() is None):
             self._going_on[name] = self._runtime.spawn(role.run(), name)
 
-    async def _go_back(
+    async def _mend(
         self,
-        lost: WorkerLost,
+        failed: WorkerLost | ColumnsLost | RefLost,
         actor: asyncio.Task[Any],
         columns: Sequence[asyncio.Task[Any]],
         keepers: Sequence[asyncio.Task[Any]],
     ) -> None:
-        """What goes on meanwhile may fail as at any other time."""
-        await self._end_in_order(actor, columns, is_of_trainer)
+        """Return once roles may begin again: the trainer was lost, or all columns, or both, also one as the other is
+        seen to."""
+        errors = [failed, *await self._end_in_order(actor, columns)]
+        lost = next((error for error in errors if isinstance(error, WorkerLost)), None)
+        empty = await self._told([error for error in errors if isinstance(error, _MISSED)])
+        if empty is not None and isinstance(actor.exception(), RefLost):
+            raise empty  # in the midst of a batch's steps
+        while True:
+            if lost is not None:
+                missed, lost = await self._go_back(lost, keepers), None
+                empty = empty or await self._told(missed)
+            elif empty is not None:
+                try:
+                    await self._fill_again(empty)
+                    empty = None
+                except WorkerLost as again:
+                    if not is_of_trainer(again):
+                        raise
+                    lost = again
+            else:
+                return
+
+    async def _go_back(self, lost: WorkerLost, keepers: Sequence[asyncio.Task[Any]]) -> list[ColumnsLost | RefLost]:
+        """What goes on meanwhile may fail as at any other time. Gives what it missed of columns."""
         back = self._runtime.spawn(self._back.after(lost), "going back")
         others = [*self._going_on.values(), *keepers]
+        missed: dict[asyncio.Task[Any], ColumnsLost | RefLost] = {}
         try:
             while not back.done():
                 left = [task for task in others if not task.done()]
                 await asyncio.wait([back, *left], return_when=asyncio.FIRST_COMPLETED)
-                for task in (*others, back):
-                    if task.done():
+                for task in others:
+                    if task.done() and isinstance(error := task.exception(), _MISSED):
+                        missed[task] = error
+                    elif task.done():
                         task.result()
+            back.result()
         finally:
             await end([back])
+        return [*missed.values()]
 
-    async def _told(self, error: ColumnsLost | RefLost) -> ColumnsLost:
-        """That all columns are lost. Raises `error`, if it is one column and no more."""
+    async def _told(self, missed: Sequence[ColumnsLost | RefLost]) -> ColumnsLost | None:
+        """That all columns are lost, where some are `missed`. Raises the first of these, if it is one column and no
+        more."""
+        if not missed:
+            return None
         watch = self._going_on.get(_COLUMNS)
         if watch is None:
-            raise error
+            raise missed[0]
         await asyncio.wait([watch], timeout=_TOLD_S)
         if not watch.done():
-            raise error
+            raise missed[0]
         del self._going_on[_COLUMNS]
         lost = watch.exception()
         if not isinstance(lost, ColumnsLost):
-            raise lost or error
+            raise lost or missed[0]
         return lost
 
-    async def _fill_again(
-        self, lost: ColumnsLost, actor: asyncio.Task[Any], columns: Sequence[asyncio.Task[Any]]
-    ) -> None:
+    async def _fill_again(self, empty: ColumnsLost) -> None:
         """The batch at hand begins again. Samples are read from the journal where they are asked for; what was computed
-        of them is computed again. Raises the loss where it comes too often."""
+        of them is computed again. Raises WorkerLost, and then is to be called once more; and the loss where it comes
+        too often."""
         parts, flow = self._parts, self._parts.flow
-        await self._end_in_order(actor, columns, lambda error: isinstance(error, RefLost) or is_of_trainer(error))
-        if actor.exception() is not None:
-            raise lost  # in the midst of a batch's steps
-        now, committed = self._runtime.clock.now(), parts.checkpointer.committed
-        if self._fillings.after(_COLUMNS, now, batches=flow.batch, committed=committed) is not Measure.RESTART:
-            raise ColumnsLost(f"{lost}; that has come {self._fillings.most} times; --resume the run")
-        message = f"{lost}; samples are read from the journal, and what was computed of them is computed again"
-        parts.recorder.event("columns_lost", {"message": message})
         await parts.turns.train()
         for group in parts.models.groups:
             await group.discard()
         flow.fill_again()
-        for name, task in [*self._going_on.items()]:
-            if task.done() and not task.cancelled() and isinstance(task.exception(), RefLost):
-                del self._going_on[name]
         await parts.actor.go_on()
         if not parts.actor.has_stepped:
             await parts.turns.generate()
         if parts.critic is not None:
             parts.critic.begin_again()
+        for name, task in [*self._going_on.items()]:
+            if task.done() and not task.cancelled() and isinstance(task.exception(), RefLost):
+                del self._going_on[name]
+        now, committed = self._runtime.clock.now(), parts.checkpointer.committed
+        if self._fillings.after(_COLUMNS, now, batches=flow.batch, committed=committed) is not Measure.RESTART:
+            raise ColumnsLost(f"{empty}; that has come {self._fillings.most} times; --resume the run")
+        message = f"{empty}; samples are read from the journal, and what was computed of them is computed again"
+        parts.recorder.event("columns_lost", {"message": message})
 
     async def _end_in_order(
-        self,
-        actor: asyncio.Task[Any],
-        columns: Sequence[asyncio.Task[Any]],
-        is_known: Callable[[BaseException], bool],
-    ) -> None:
-        """The actor is never cancelled between a step and its record. Raises what has failed, unless it `is_known`."""
+        self, actor: asyncio.Task[Any], columns: Sequence[asyncio.Task[Any]]
+    ) -> list[BaseException]:
+        """The actor is never cancelled between a step and its record. What has failed, which is raised unless the run
+        may go on after it."""
         self._parts.stop()
         await asyncio.gather(actor, return_exceptions=True)
         await end(list(columns))
-        for task in (actor, *columns):
-            error = None if task.cancelled() else task.exception()
-            if error is not None and not is_known(error):
+        errors = [
+            error for task in (actor, *columns) if not task.cancelled() and (error := task.exception()) is not None
+        ]
+        for error in errors:
+            if not _may_go_on(error):
                 raise error
+        return errors
+
+
+def _may_go_on(error: BaseException) -> bool:
+    """Whether the run may, once the trainer, or all columns, are there again."""
+    return is_of_trainer(error) or isinstance(error, _MISSED)

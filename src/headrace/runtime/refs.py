@@ -128,3 +128,7 @@ class InlineRefs:
         """See `Refs.free`."""
         if ref.keeper == self._keeper:
             self._kept.pop(ref.number, None)
+
+    def lose_all(self) -> None:
+        """All that was put is there no more."""
+        self._kept.clear()

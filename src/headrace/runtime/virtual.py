@@ -144,6 +144,10 @@ class VirtualRuntime(EventLoopServices):
         """Refs that were put here and not freed."""
         return self._place.kept
 
+    def lose_columns(self) -> None:
+        """All refs are lost, also those of workers: a fault."""
+        self._place.lose_columns()
+
     def charge(self, seconds: float) -> None:
         """From within a call on a lane: it takes so much longer."""
         self._charged_s += seconds

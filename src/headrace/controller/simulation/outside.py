@@ -22,6 +22,7 @@ from headrace.controller.planning.plan import Plan
 from headrace.controller.simulation.hazards import Hazards
 from headrace.controller.simulation.machine import DiskCosts
 from headrace.controller.simulation.simulated_functions import FunctionsFaults, simulated_functions
+from headrace.controller.simulation.simulated_ground import SimulatedGround
 from headrace.controller.simulation.simulated_rollouts import RolloutFaults, simulated_workers
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine
@@ -34,6 +35,7 @@ from headrace.rewards.judge import Ask
 from headrace.rewards.simulated import RewardCosts, SimulatedRewards
 from headrace.roles.columns.frozen import OnLane
 from headrace.roles.workers.functions import FunctionsWorker
+from headrace.runtime.ground import Ground
 from headrace.runtime.inline import Span
 from headrace.runtime.protocol import Clock, Runtime
 from headrace.runtime.virtual import VirtualRuntime
@@ -79,11 +81,13 @@ class SimulatedOutside:
         hazards: Hazards,
         *,
         functions: FunctionsFaults = NO_FUNCTIONS_FAULTS,
+        columns_lost: Sequence[float] = (),
         is_on: Callable[[], bool],
         interrupts: bool = False,
         watch: Watch = lambda word, what: None,
     ) -> None:
-        """`engine_faults`: of the engines of these indices. `is_on`: the machine. `interrupts`: see `SimulatedEngine`.
+        """`engine_faults`: of the engines of these indices. `columns_lost`: see `SimulatedGround`; the run stands on
+        nothing that can be lost where there are none. `is_on`: the machine. `interrupts`: see `SimulatedEngine`.
         `watch` is told what models do."""
         self._is_on = is_on
         self._rollout_faults = rollout_faults
@@ -96,6 +100,9 @@ class SimulatedOutside:
         self.trained: dict[str, SimulatedTrainer] = {}
         """By the name of their group."""
         self._runtime = runtime
+        self._ground: SimulatedGround | None = None
+        if columns_lost:
+            self._ground = SimulatedGround(runtime, columns_lost, lambda: hazards.took.update(["columns lost"]))
         self._costs = costs
         self._engine_faults = engine_faults
         self._interrupts = interrupts
@@ -225,11 +232,13 @@ class SimulatedOutside:
         )
 
     @property
-    def ground(self) -> None:
-        return None
+    def ground(self) -> Ground | None:
+        return self._ground
 
     def began(self, parts: Parts) -> None:
         self._parts = parts
+        if self._ground is not None:
+            self._ground.begin()
         self._hazards.began(parts, self._is_on)
 
     @asynccontextmanager

@@ -46,6 +46,8 @@ class Faults:
     rollout: RolloutFaults = RolloutFaults()  # noqa: RUF009 (frozen)
     functions: FunctionsFaults = FunctionsFaults()  # noqa: RUF009 (frozen)
     training: TrainingFaults = TrainingFaults()  # noqa: RUF009 (frozen)
+    columns_lost: tuple[float, ...] = ()
+    """Seconds of the clock at which all columns are lost, whoever keeps them."""
     disk: DiskFaults = DiskFaults()  # noqa: RUF009 (frozen)
     power_cuts_at: tuple[float, ...] = ()
     """Seconds of the clock."""
@@ -197,6 +199,7 @@ class _Run:
             replace(rollout, deaths=tuple((at + self._off_s, rank) for at, rank in rollout.deaths)),
             self._hazards,
             functions=self._faults.functions,
+            columns_lost=self._faults.columns_lost,
             is_on=lambda: not life.off.is_set(),
             watch=life.heard,
         )

@@ -31,6 +31,11 @@ class Keepers:
         """Its refs are lost."""
         self._refs.pop(keeper, None)
 
+    def lose_all(self) -> None:
+        """All refs that are here are lost; their keepers are there."""
+        for refs in self._refs.values():
+            refs.lose_all()
+
     def _of(self, ref: Ref) -> Refs:
         refs = self._refs.get(ref.keeper, self.elsewhere)
         if refs is None:

@@ -76,6 +76,10 @@ class Place:
         """See `Runtime.devices`."""
         return () if self._apart is None else self._apart.devices(worker)
 
+    def lose_columns(self) -> None:
+        """All that are kept in this process, by whomever."""
+        self._keepers.lose_all()
+
     def _named(self, kind: type[Any], count: int) -> list[str]:
         """The names of so many more of a kind."""
         first = self._numbers.get(kind.kind, 0)
