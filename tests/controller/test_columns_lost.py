@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import pytest
 from simulated_jobs import check, job
 
+from headrace.config import TrainConfig
 from headrace.controller.role_tasks import Loop, RoleTasks
 from headrace.controller.simulation.hazards import TrainingFaults
 from headrace.controller.simulation.simulated_rollouts import RolloutFaults
@@ -24,10 +25,10 @@ from headrace.runtime.workers import WorkerLost
 CONFIG = job(algorithm__recipe="ppo", trainer__batches=4, rollout__samples_per_prompt=2)
 
 
-def lost(*columns: float, deaths: tuple[tuple[str, int], ...] = ()) -> Outcome:
+def lost(*columns: float, deaths: tuple[tuple[str, int], ...] = (), config: TrainConfig = CONFIG) -> Outcome:
     """With rollout workers, which have journals."""
     training, rollout = TrainingFaults(deaths=deaths), RolloutFaults(workers=2)
-    return simulate(CONFIG, 3, Faults(training=training, rollout=rollout, columns_lost=columns), limit_s=3_000.0)
+    return simulate(config, 3, Faults(training=training, rollout=rollout, columns_lost=columns), limit_s=3_000.0)
 
 
 def told(outcome: Outcome) -> list[str]:
@@ -61,6 +62,32 @@ def test_a_trainer_that_is_lost_at_about_the_same_time_costs_no_life(who: str, l
     found = lost(lost_at(who) + later_s, deaths=((who, 4),))
     assert [life.end for life in found.lives] == ["finished"]
     assert sorted(told(found)) == ["columns_lost", "trainer_lost", "went_back"]
+    check(found, CONFIG)
+
+
+def test_what_was_read_from_the_journal_is_read_again_where_it_is_lost_too() -> None:
+    found = lost(4.0, 5.5)
+    assert [life.end for life in found.lives] == ["finished"]
+    assert told(found) == ["columns_lost"] * 2
+    check(found, CONFIG)
+
+
+def test_samples_of_batches_that_were_taken_back_are_read_from_the_journal() -> None:
+    """Lost once the run has gone back, which had put them."""
+    config = CONFIG.model_copy(update={"checkpoint": CONFIG.checkpoint.model_copy(update={"every": 9})})
+    alone = lost(deaths=(("actor", 4),), config=config)
+    (back,) = [event.at for event in alone.record.events if event.kind == "went_back"]
+    found = lost(back - alone.record.events[0].at + 0.5, deaths=(("actor", 4),), config=config)
+    assert [life.end for life in found.lives] == ["finished"]
+    assert told(found) == ["trainer_lost", "went_back", "columns_lost"]
+    check(found, config)
+
+
+def test_samples_of_groups_that_were_finished_before_a_resume_are_read_from_the_journal() -> None:
+    faults = Faults(rollout=RolloutFaults(workers=2), power_cuts_at=(5.0,), restart_s=1.0, columns_lost=(8.0,))
+    found = simulate(CONFIG, 3, faults, limit_s=3_000.0)
+    assert [life.end for life in found.lives] == ["power cut", "finished"]
+    assert found.took["columns lost"] == 1
     check(found, CONFIG)
 
 

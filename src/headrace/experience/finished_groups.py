@@ -8,6 +8,7 @@ from typing import NamedTuple
 from headrace.experience.columns import SAMPLE_COLUMNS, FinishedGroup
 from headrace.experience.header import SampleHeader
 from headrace.experience.leases import NewRow
+from headrace.experience.records.restored_refs import RestoredRefs
 from headrace.experience.sample import GroupKey
 from headrace.experience.table import ExperienceTable
 from headrace.runtime.refs import Ref
@@ -49,7 +50,9 @@ class FinishedGroups:
     def put(self, group: FinishedGroup, place: JournalOffset, *, is_kept: bool = False) -> None:
         """Into its reserved place in the table, which has its refs from now on. `is_kept`: it was judged before, and is
         not judged again."""
-        header, rows = group.header, self._rows_of(group)
+        header, rows, refs = group.header, self._rows_of(group), self._table.refs
+        if isinstance(refs, RestoredRefs):
+            refs.note(group.refs, place)
         self._groups[header.key] = _Finished(place, len(rows), is_kept)
         # Metadata, text and single numbers are not counted.
         nbytes = header.nbytes + self._column_bytes * sum(one.length for one, _ in rows)

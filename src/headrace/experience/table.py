@@ -28,6 +28,7 @@ from typing import Any
 from headrace.experience.columns import FinishedGroup
 from headrace.experience.index import Sampler, TableIndex
 from headrace.experience.leases import Consumer, Lease, NewRow, Row, RowId, StaleLease, TableError
+from headrace.experience.records.restored_refs import RestoredRefs
 from headrace.experience.sample import GroupKey
 from headrace.experience.shared_refs import SharedRefs
 from headrace.runtime.protocol import Clock, WaitTimeout
@@ -264,8 +265,11 @@ class ExperienceTable:
         return lost.rows
 
     def lose_all(self) -> None:
-        """All columns that a consumer writes are there no more, whoever kept them: see `lose`. Leases are ended."""
+        """All columns are there no more, whoever kept them: those that a consumer writes are computed again, see
+        `lose`, and samples are in the journal still. Leases are ended."""
         self.end_leases()
+        if isinstance(self.refs, RestoredRefs):
+            self.refs.lose_all()
         lost = self._index.lose(lambda value: isinstance(value, Ref), ())
         for key in lost.groups:
             self._left(key)

@@ -56,6 +56,12 @@ class RestoredRefs:
         """By which others ask for its columns now."""
         return self._instead.get(ref, ref)
 
+    def lose_all(self) -> None:
+        """Whoever knew where columns are has ended: also what was read from the journal is there no more."""
+        for ref in [*self._instead]:
+            if (instead := self._instead.pop(ref, None)) is not None:
+                self._refs.free(instead)  # perhaps it was put since
+
     def restored(self, ref: Ref) -> Ref:
         """The ref by which a lost one's columns are known now. Blocking. Raises RefLost for one that is not journaled;
         RunDamaged."""
