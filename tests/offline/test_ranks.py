@@ -92,7 +92,10 @@ def loss(logprobs, mask, sample_index):
         time.sleep(600)
     return sft(logprobs, mask)
 """
-STUCK = r"stuck: no microbatch has ended for . s, of which 1 are allowed \(runtime\.stuck\.microbatch_s\)"
+STUCK = (
+    r"stuck: no microbatch has ended for . s, of which 1 are allowed \(runtime\.stuck\.microbatch_s\); "
+    r"it is at mark \d+ of its work"
+)
 
 
 def hanging(folder: Path, model: Path, layout: object) -> dict[str, Any]:
@@ -110,6 +113,23 @@ def hanging(folder: Path, model: Path, layout: object) -> dict[str, Any]:
 def test_a_rank_that_hangs_is_ended_by_the_limit_that_is_set(tmp_path: Path, model: Path) -> None:
     with pytest.raises(RankLost, match=rf"^rank/\d is lost: .*{STUCK}"):
         train("sft", hanging(tmp_path, model, TWO_CUT_UP), tmp_path / "ranks")
+    assert processes() == []
+
+
+@pytest.mark.slow
+@pytest.mark.cpu
+def test_a_rank_that_waits_for_the_one_that_hangs_is_not_the_one_that_is_named(tmp_path: Path, model: Path) -> None:
+    """It comes to a layer that is due sooner."""
+    config = hanging(tmp_path, model, TWO_CUT_UP)
+    own = tmp_path / "own.py"
+    own.write_text(HANGS.replace("len(calls) == 2", "len(calls) == 2 and torch.distributed.get_rank() == 1"))
+    own.write_text(own.read_text().replace("import time\n", "import time\n\nimport torch\n"))
+    config["runtime"]["stuck"] = {"microbatch_s": 20, "layer_s": 1}
+    first = (
+        r"^rank/1 is lost: it hangs, and others wait for it: rank/0 is lost: .* rank is stuck: no layer has ended for "
+    )
+    with pytest.raises(RankLost, match=first):
+        train("sft", config, tmp_path / "ranks")
     assert processes() == []
 
 

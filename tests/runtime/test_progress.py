@@ -6,12 +6,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.runtime.inline import InlineRuntime
-from headrace.runtime.progress import Look, Marks, Progress, Stuck, current, mark, marked_by, rest, working
+from headrace.runtime.progress import Look, Marks, Progress, Standing, Stuck, current, mark, marked_by, rest, working
 
 
 def run(main: Callable[[InlineRuntime], Coroutine[Any, Any, None]], limits: dict[str, float]) -> None:
@@ -63,8 +65,11 @@ def test_a_call_that_stands_still_is_given_up_and_its_lane_goes_on() -> None:
         began = time.monotonic()
         first = asyncio.ensure_future(runtime.compute("engine", hangs))
         behind = asyncio.ensure_future(runtime.compute("engine", lambda: "never"))
-        with pytest.raises(Stuck, match=r"engine is stuck: no decode step has ended for .* s, of which 1 are allowed"):
+        with pytest.raises(
+            Stuck, match=r"engine is stuck: no decode step has ended for .* s, of which 1 are allowed"
+        ) as told:
             await first
+        assert Standing.told_in(str(told.value)) == Standing(1, waits=False)
         with pytest.raises(Stuck, match="engine is stuck"):
             await behind
         assert time.monotonic() - began < 10
@@ -161,3 +166,35 @@ def test_nobody_looks_outside_of_lanes() -> None:
         assert current() is marks
         assert marks.now[1] == "chunk"
     assert current() is None
+
+
+@pytest.mark.parametrize(("where", "waits"), [("torch/distributed", True), ("torch/nn", False)])
+def test_how_far_a_call_is_and_whether_it_waits_for_other_processes_is_seen_from_outside(
+    tmp_path: Path, where: str, waits: bool
+) -> None:
+    file = tmp_path / where / "exchange.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("import time\n\n\ndef exchanged(begun):\n    begun()\n    time.sleep(0.5)\n")
+    found = spec_from_file_location("exchange", file)
+    assert found is not None
+    assert found.loader is not None
+    exchange = module_from_spec(found)
+    found.loader.exec_module(exchange)
+    begun = threading.Event()
+
+    def computes() -> None:
+        for _ in range(3):
+            mark("layer")
+        exchange.exchanged(begun.set)
+
+    async def main(runtime: InlineRuntime) -> None:
+        assert runtime.standing("trainer") is None
+        call = asyncio.ensure_future(runtime.compute("trainer", computes))
+        await asyncio.to_thread(begun.wait)
+        await asyncio.sleep(0.1)
+        assert runtime.standing("trainer") == Standing(3, waits=waits)
+        await call
+        await asyncio.sleep(0)
+        assert runtime.standing("trainer") is None
+
+    run(main, {})

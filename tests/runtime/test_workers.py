@@ -18,7 +18,9 @@ from runtime_worker_kinds import Closing, Point, Probe, Spec
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.local import awaited as answers
 from headrace.runtime.local.awaited import WINDOW
+from headrace.runtime.local.service import STANDING
 from headrace.runtime.process.processes import Processes
+from headrace.runtime.progress import Standing
 from headrace.runtime.protocol import Runtime, WaitTimeout
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.virtual import run_virtually
@@ -226,8 +228,16 @@ def test_one_that_is_stuck_is_ended_with_the_reason_and_can_be_made_anew(
     async def main(runtime: Runtime) -> None:
         probes = await runtime.start(Probe, [A, B], replace(HERE, limits={"layer": 0.5}))
         began = runtime.clock.now()
-        with pytest.raises(WorkerLost, match=r"probe/1 .*stuck: no layer has ended for .*\(runtime\.stuck\.layer_s\)"):
-            await probes.call("hang", "layer", 60.0, rank=1, what="a pass")
+        hanging = asyncio.ensure_future(probes.call("hang", "layer", 60.0, rank=1, what="a pass"))
+        while (standing := (await probes.call(STANDING, rank=1, what="how far it is"))[0]) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert standing in ([0, False], [1, False], [2, False])
+        assert await probes.call(STANDING, rank=0, what="how far it is") == [None], "it does nothing"
+        with pytest.raises(
+            WorkerLost, match=r"probe/1 .*stuck: no layer has ended for .*\(runtime\.stuck\.layer_s\)"
+        ) as lost:
+            await hanging
+        assert Standing.told_in(lost.value.reason) == Standing(2, waits=False)
         assert runtime.clock.now() - began < 15
         assert await probes.call("word", rank=0, what="a word") == ["a of probe/0"]
         await probes.restart(1)

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from headrace.runtime.lane_thread import LaneThread
-from headrace.runtime.progress import Look, Marks, Progress, Stuck
+from headrace.runtime.progress import Look, Marks, Progress, Standing, Stuck
 
 _LOOK_S = 1.0
 """Between two looks."""
@@ -19,12 +19,19 @@ class WatchedCall:
     """One, in the event loop that waits for it."""
 
     def __init__(
-        self, lane: str, thread: LaneThread, look: Look, call: Future[Any], ended: Callable[[WatchedCall], None]
+        self,
+        lane: str,
+        thread: LaneThread,
+        marks: Marks,
+        look: Look,
+        call: Future[Any],
+        ended: Callable[[WatchedCall], None],
     ) -> None:
         """`ended` is told of its end, whether or not somebody waits for it still."""
         self.lane = lane
         self.thread = thread
         self.look = look
+        self._marks = marks
         self._loop = asyncio.get_running_loop()
         self._call: Future[Any] | None = call
         """Until it has ended: it keeps whom it told of that, and what it gave would be in a ring with it."""
@@ -33,6 +40,13 @@ class WatchedCall:
         """The call's, or Stuck. Whoever cancels it cancels a call that has not begun."""
         self.result.add_done_callback(self._cancel)
         call.add_done_callback(self._has_ended)
+
+    @property
+    def standing(self) -> Standing | None:
+        """None where it has not begun, or has ended."""
+        if self._call is None or not self._call.running():
+            return None
+        return Standing(self._marks.now[0], self.thread.waits_for_others())
 
     def _has_ended(self, call: Future[Any]) -> None:
         """On the call's thread, or on that which cancelled it."""
@@ -73,13 +87,18 @@ class CallWatch:
 
     def add(self, lane: str, thread: LaneThread, marks: Marks, call: Future[Any]) -> WatchedCall:
         """In the event loop. Until it ends, or is given up."""
-        watched = WatchedCall(lane, thread, Look(self._progress, marks), call, self._calls.discard)
+        watched = WatchedCall(lane, thread, marks, Look(self._progress, marks), call, self._calls.discard)
         self._calls.add(watched)
         loop = asyncio.get_running_loop()
         if self._timer is None or self._loop is not loop:
             self._loop, self._looked = loop, self._now()
             self._timer = loop.call_later(_LOOK_S, self._look)
         return watched
+
+    def standing(self, lane: str) -> Standing | None:
+        """Of the call that is on the lane; None where there is none."""
+        found = (call.standing for call in self._calls if call.lane == lane)
+        return next((each for each in found if each is not None), None)
 
     def _look(self) -> None:
         before, self._looked = self._looked, self._now()
@@ -89,10 +108,12 @@ class CallWatch:
             found = call.look.after(seconds)
             if found is not None and not call.thread.is_debugged():
                 unit, silent_s = found
+                standing = call.standing
                 self._calls.discard(call)
                 stuck = Stuck(
                     f"{call.lane} is stuck: no {unit.replace('_', ' ')} has ended for {silent_s:.0f} s, of which "
                     f"{self._progress.limit(unit):.0f} are allowed (runtime.stuck.{unit}_s)"
+                    f"{'' if standing is None else f'; {standing}'}"
                 )
                 self._give_up(call, stuck)
                 if (

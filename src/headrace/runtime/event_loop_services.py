@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.runtime.local.place import Place
+from headrace.runtime.progress import Standing
 from headrace.runtime.protocol import Clock
 from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.wire.copying import is_copying
@@ -53,6 +54,10 @@ class EventLoopServices:
     async def compute(self, lane: str, function: Callable[..., T], *args: Any) -> T:
         """See `Services.compute`."""
         raise NotImplementedError
+
+    def standing(self, lane: str) -> Standing | None:
+        """See `Services.standing`."""
+        return None
 
     def rebalance(self) -> None:
         """See `Services.rebalance`."""

@@ -15,7 +15,7 @@ from headrace.runtime.clock import SystemClock
 from headrace.runtime.event_loop import on_own_thread
 from headrace.runtime.event_loop_services import NO_TYPES, EventLoopServices
 from headrace.runtime.lane_thread import LaneThread
-from headrace.runtime.progress import Marks, Progress, Stuck, marked_by
+from headrace.runtime.progress import Marks, Progress, Standing, Stuck, marked_by
 from headrace.runtime.protocol import Clock
 from headrace.runtime.wire.wire_types import WireTypes
 
@@ -138,6 +138,10 @@ class InlineRuntime(EventLoopServices):
         if self._threads.get(call.thread.name) is call.thread:
             del self._threads[call.thread.name]
             call.thread.leave(stuck)
+
+    def standing(self, lane: str) -> Standing | None:
+        """See `Services.standing`."""
+        return self._watch.standing(lane)
 
     def rebalance(self) -> None:
         """See `Services.rebalance`."""

@@ -16,6 +16,10 @@ from headrace.runtime.watchdogs.dumps import DEBUGGERS
 
 T = TypeVar("T")
 
+_EXCHANGE = os.path.join("", "torch", "distributed", "")
+"""Is in the names of files of such functions."""
+_CALLS_OF_TORCH = os.path.join("", "torch", "_ops.py")
+"""Where it calls what is not written in Python."""
 NAME_PREFIX = "headrace-"
 """Begins the names of lanes' threads."""
 
@@ -76,6 +80,13 @@ class LaneThread:
                 return True
             frame = frame.f_back
         return False
+
+    def waits_for_others(self) -> bool:
+        """Whether it is in one of torch's functions that exchange something with other processes, or wait for that."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        while frame is not None and frame.f_code.co_filename.endswith(_CALLS_OF_TORCH):
+            frame = frame.f_back
+        return frame is not None and _EXCHANGE in frame.f_code.co_filename
 
     def stack(self) -> str:
         """Where it is now, as Python prints it."""

@@ -6,10 +6,12 @@ meanwhile. Of work that says nothing nothing is known, and its caller's deadline
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from headrace.errors import HeadraceError
@@ -24,6 +26,26 @@ FIRST_S = 300.0
 
 class Stuck(HeadraceError, RuntimeError):
     """Work that has made no progress for longer than its unit's limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a call is. Of one that is stuck its words end so: its process, which ends with it, can say nothing
+    else."""
+
+    marks: int
+    """How many there were in it."""
+    waits: bool
+    """For other processes, in one of torch's collectives."""
+
+    def __str__(self) -> str:
+        return f"it is at mark {self.marks} of its work{', and waits for other processes' * self.waits}"
+
+    @classmethod
+    def told_in(cls, words: str) -> Standing | None:
+        """By a call that was stuck; None where there was none."""
+        found = re.search(r" is stuck: .*; it is at mark (\d+) of its work(, and waits for other processes)?", words)
+        return None if found is None else cls(int(found[1]), found[2] is not None)
 
 
 class Progress:

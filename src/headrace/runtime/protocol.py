@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from headrace.errors import HeadraceError
+from headrace.runtime.progress import Standing
 from headrace.runtime.refs import Ref, Refs
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ class Services(Protocol):
 
         A cancelled caller stops waiting; work already begun runs to its end before the lane goes on.
         """
+
+    def standing(self, lane: str) -> Standing | None:
+        """How far the call is that is on the lane; None where there is none, or nothing is known of it."""
 
     def rebalance(self) -> None:
         """To be called from within long work on a lane, as often as there is an occasion: what lanes share, as

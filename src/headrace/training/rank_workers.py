@@ -12,6 +12,7 @@ from headrace.algorithms.pieces import PieceError
 from headrace.config import ConfigError
 from headrace.config.values.hosts import is_loopback
 from headrace.observe.spent import AtWork
+from headrace.runtime.progress import Standing
 from headrace.runtime.protocol import Clock, Services, WaitTimeout
 from headrace.runtime.together import to_the_end, together
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
@@ -20,6 +21,7 @@ from headrace.training.protocol import CheckpointError
 from headrace.training.rank import TrainerRank
 from headrace.training.replicas import At
 from headrace.training.rows.spans import StalenessError
+from headrace.training.stuck_ranks import who_hangs
 from headrace.weights.addresses import LOOPBACK
 from headrace.weights.plane import WeightError
 
@@ -131,6 +133,9 @@ class RankWorkers:
         """Ranks that were ended because another was lost, each with the loss of that one."""
         self._strangers: set[int] = set()
         """Replicas that are made anew, whose ranks have not come together yet."""
+        self._stuck: dict[int, WorkerLost] = {}
+        """By replica, where a rank was stuck: the loss of the one that hangs."""
+        self._blaming = asyncio.Lock()
         self._turn = asyncio.Lock()
         self._busy = AtWork(clock.now)
 
@@ -194,6 +199,8 @@ class RankWorkers:
         await together(self._workers.restart(rank) for rank in ranks)
         for rank in ranks:
             self._ended.pop(rank, None)
+        for replica in those:
+            self._stuck.pop(replica, None)
         await self.come_together(those)
         self._strangers.difference_update(those)
         return [self._workers.handles[rank].worker for rank in ranks]
@@ -249,7 +256,7 @@ class RankWorkers:
         try:
             return await self._asked(rank, method, args, what)
         except WorkerLost as lost:
-            loss = self._ended.get(rank, lost)
+            loss = self._ended.get(rank) or await self._cause(lost, method)
             await self._end_with(rank, loss)
             return loss
         except PieceError as error:
@@ -267,9 +274,22 @@ class RankWorkers:
                 return told  # meanwhile, by the call of the one that is lost
             for other, reason in self._workers.lost.items():
                 if other not in self._ended:
-                    return WorkerLost(other, reason, worker=self._workers.handles[other].worker)
+                    return await self._cause(
+                        WorkerLost(other, reason, worker=self._workers.handles[other].worker), method
+                    )
             await self._end_for(rank, error.type)
             raise
+
+    async def _cause(self, lost: WorkerLost, method: str) -> WorkerLost:
+        """`lost`, or of one that was stuck in a pass the loss of the rank that hangs."""
+        standing = Standing.told_in(lost.reason)
+        if standing is None or not self.layout.joint or method in BESIDE_ITS_LANE:
+            return lost
+        replica = self.layout.within(lost.rank)[0]
+        async with self._blaming:
+            if replica not in self._stuck:
+                self._stuck[replica] = await who_hangs(self._workers, self.layout, lost, standing)
+            return self._stuck[replica]
 
     async def _end_for(self, rank: int, error: str) -> None:
         """As `_end_with`: since it raised an error of this name."""
@@ -280,9 +300,12 @@ class RankWorkers:
         if not self.layout.joint:
             return
         for mate in self.layout.members(self.layout.within(rank)[0]):
-            if mate != rank and mate not in self._workers.lost:
+            is_here = mate != rank and mate not in self._workers.lost
+            if mate != loss.rank and (mate == rank or is_here):
                 self._ended[mate] = loss
-                await self._workers.kill(mate, f"it has a part of the model alone, since {loss}")
+            if is_here:
+                alone = f"it has a part of the model alone, since {loss}"
+                await self._workers.kill(mate, loss.reason if mate == loss.rank else alone)
 
     async def _asked(self, rank: int, method: str, args: Sequence[Any], what: str) -> Any:
         try:

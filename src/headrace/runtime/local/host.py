@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any, TypeVar
 
+from headrace.runtime.progress import Standing
 from headrace.runtime.protocol import Clock, Services
 from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.workers import Handle, Peer
@@ -44,6 +45,10 @@ class WorkerHost:
     async def compute(self, lane: str, function: Callable[..., T], *args: Any) -> T:
         """See `Services.compute`. The lane of the worker's blocking methods is that of its kind."""
         return await self._services.compute(f"{lane}/{self.rank}" if self.rank else lane, function, *args)
+
+    def standing(self, lane: str) -> Standing | None:
+        """See `Services.standing`."""
+        return self._services.standing(f"{lane}/{self.rank}" if self.rank else lane)
 
     def rebalance(self) -> None:
         """See `Services.rebalance`."""

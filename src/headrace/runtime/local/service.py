@@ -16,6 +16,9 @@ from headrace.runtime.workers import WorkerError
 
 T = TypeVar("T")
 
+STANDING = "standing"
+"""Asked of any worker: how far the call on its lane is, as `Standing` has it; None where there is none. Its event loop
+answers, whatever the lane does."""
 _END = object()
 _PASS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt)
 """Are no answer. Whatever else is raised is one: there are exceptions that are no `Exception`, as of a Rust extension
@@ -53,6 +56,9 @@ class Service:
 
     async def call(self, method: str, args: Sequence[Any]) -> Any:
         """What the method returns. Raises WorkerError for whatever it raises."""
+        if method == STANDING:
+            standing = self._services.standing(self._lane)
+            return None if standing is None else [standing.marks, standing.waits]
         try:
             function = self._method(method)
             if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
