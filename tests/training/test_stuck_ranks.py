@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from headrace.runtime.inline import SystemClock
 from headrace.runtime.local.service import STANDING
 from headrace.runtime.progress import Standing
-from headrace.runtime.protocol import WaitTimeout
+from headrace.runtime.protocol import Clock
 from headrace.runtime.signal import Signal
+from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.workers import Handle, WorkerError, WorkerLost
 from headrace.training.layouts.ranks import Layout
 from headrace.training.rank_workers import RankWorkers
@@ -59,11 +58,14 @@ def test_one_that_waits_itself_is_not_waited_for_and_of_the_others_the_one_that_
 class Ranks:
     """`Workers` whose ranks hang in a pass, or wait in it until another ends; the first of which ends as stuck."""
 
-    def __init__(self, first: int, standings: Mapping[int, Standing | None], silent: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, clock: Clock, first: int, standings: Mapping[int, Standing | None], silent: tuple[int, ...] = ()
+    ) -> None:
         """`standings`: by rank; None of one whose pass fails as `first` ends. `silent`: that do not answer."""
         self.handles = [Handle(f"trainer/{rank}", rank, "") for rank in standings]
         self.lost: dict[int, str] = {}
         self.changed = Signal()
+        self._clock = clock
         self._first = first
         self._standings = standings
         self._silent = silent
@@ -74,7 +76,8 @@ class Ranks:
             if rank in self.lost:
                 raise WorkerLost(rank, self.lost[rank], worker=f"trainer/{rank}")
             if rank in self._silent:
-                raise WaitTimeout(what, 2.0)
+                await self.changed.wait_until(lambda: rank in self.lost, self._clock, 600.0, lambda: what)
+                raise WorkerLost(rank, self.lost[rank], worker=f"trainer/{rank}")
             return [None if standing is None else [standing.marks, standing.waits]]
         if rank == self._first:
             assert standing is not None
@@ -93,29 +96,29 @@ class Ranks:
         self.changed.notify()
 
 
-def named(workers: Ranks, layout: Layout) -> WorkerLost:
-    """What a pass of all raises, the first time and ever after."""
+def named(
+    layout: Layout, first: int, standings: Mapping[int, Standing | None], silent: tuple[int, ...] = ()
+) -> WorkerLost:
+    """What a pass of all raises, soon; the first time and ever after."""
 
-    async def main() -> WorkerLost:
-        ranks = RankWorkers(workers, SystemClock(), 1.0, layout)  # type: ignore[arg-type]
-        raised: list[WorkerLost] = []
-        for _ in range(2):
-            with suppress(WorkerLost):
-                try:
-                    await ranks.each("accumulate", dict.fromkeys(range(layout.size), ()), what="a pass")
-                except WorkerLost as lost:
-                    raised.append(lost)
-                    raise
-        first, again = raised
-        assert (first.rank, first.worker) == (again.rank, again.worker)
+    async def main(runtime: VirtualRuntime) -> WorkerLost:
+        workers = Ranks(runtime.clock, first, standings, silent)
+        ranks = RankWorkers(workers, runtime.clock, 1.0, layout)  # type: ignore[arg-type]
+        every: dict[int, tuple[()]] = dict.fromkeys(range(layout.size), ())
+        with pytest.raises(WorkerLost) as raised:
+            await ranks.each("accumulate", every, what="a pass")
+        assert runtime.clock.now() < 3.0
+        with pytest.raises(WorkerLost) as again:
+            await ranks.each("accumulate", every, what="a pass")
+        assert again.value.worker == raised.value.worker
         assert sorted(workers.lost) == list(range(layout.size))
-        return first
+        return raised.value
 
-    return asyncio.run(main())
+    return run_virtually(main)
 
 
 def test_one_that_waits_for_the_one_that_hangs_is_not_named_though_it_is_found_to_be_stuck_first() -> None:
-    lost = named(Ranks(0, {0: WAITS, 1: WORKS}), Layout(tp=2))
+    lost = named(Layout(tp=2), 0, {0: WAITS, 1: WORKS})
     assert lost.worker == "trainer/1"
     assert lost.reason.startswith("it hangs, and others wait for it: trainer/0 is lost: its process ended")
     assert "runtime.stuck.layer_s" in lost.reason
@@ -123,22 +126,22 @@ def test_one_that_waits_for_the_one_that_hangs_is_not_named_though_it_is_found_t
 
 def test_others_that_end_with_the_one_that_is_stuck_leave_it_alone_to_be_named() -> None:
     """Their connections to it break."""
-    lost = named(Ranks(1, {0: None, 1: WORKS, 2: None, 3: None}), Layout(tp=2, cp=2))
+    lost = named(Layout(tp=2, cp=2), 1, {0: None, 1: WORKS, 2: None, 3: None})
     assert (lost.worker, lost.reason) == ("trainer/1", stuck(1, WORKS))
 
 
 def test_one_that_does_not_answer_is_named() -> None:
-    lost = named(Ranks(1, {0: WAITS, 1: WORKS, 2: WORKS}, silent=(2,)), Layout(dp=3, zero=3))
+    lost = named(Layout(dp=3, zero=3), 1, {0: WAITS, 1: WORKS, 2: WORKS}, silent=(2,))
     assert lost.worker == "trainer/2"
     assert lost.reason.startswith("it does not answer, and others wait for it: trainer/1 is lost: ")
 
 
 def test_those_that_cannot_be_told_apart_are_all_named() -> None:
-    lost = named(Ranks(1, {0: WORKS, 1: WORKS, 2: FURTHER}), Layout(tp=3))
+    lost = named(Layout(tp=3), 1, {0: WORKS, 1: WORKS, 2: FURTHER})
     assert lost.worker == "trainer/1"
     assert "any of trainer/0, trainer/1 may be the one that hangs" in lost.reason
 
 
 def test_stages_are_not_compared_by_their_marks() -> None:
-    lost = named(Ranks(0, {0: FURTHER, 1: WORKS}), Layout(pp=2))
+    lost = named(Layout(pp=2), 0, {0: FURTHER, 1: WORKS})
     assert "any of trainer/0, trainer/1 may be the one that hangs" in lost.reason

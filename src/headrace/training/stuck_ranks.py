@@ -3,12 +3,12 @@ and those that wait for it in a collective make none either: one of them may be 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from headrace.runtime.local.service import STANDING
 from headrace.runtime.progress import Standing
-from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.together import together
 from headrace.runtime.workers import WorkerLost, Workers
 from headrace.training.layouts.ranks import Layout
@@ -48,10 +48,13 @@ def least_far(standings: Mapping[int, Standing], *, counts: bool) -> list[int]:
 
 async def _standing(workers: Workers[Any], rank: int) -> Standing | None:
     """None of one that is in no call, or has ended and was not stuck."""
+    asking = asyncio.ensure_future(workers.call(STANDING, rank=rank, what="how far it is"))
+    asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.wait([asking], timeout=_ANSWER_S)
+    if not asking.done():
+        return _SILENT  # to be told to stop it would have some seconds more; it is ended, and this call with it
     try:
-        (found,) = await workers.call(STANDING, rank=rank, what="how far it is", seconds=_ANSWER_S)
-    except WaitTimeout:
-        return _SILENT
+        (found,) = asking.result()
     except WorkerLost as ended:
         return Standing.told_in(ended.reason)
     return None if found is None else Standing(*found)
