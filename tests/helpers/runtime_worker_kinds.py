@@ -10,14 +10,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from headrace.runtime.inline import ThreadPerLane, ThreadPlacement
 from headrace.runtime.progress import Unit, mark
 from headrace.runtime.refs import Ref
 from headrace.runtime.wire.wire_types import WireTypes
@@ -249,6 +250,47 @@ class Probe:
 
     def threads(self) -> tuple[int | None, str | None]:
         return self._host.threads, os.environ.get("OMP_NUM_THREADS")
+
+
+class OnLanes(ThreadPerLane):
+    """Threads of other names; what is around a call says so."""
+
+    def __init__(self, word: str) -> None:
+        self._word = word
+
+    def thread(self, lane: str, busy: Mapping[str, str]) -> str:
+        return f"{self._word} {lane}"
+
+    @contextmanager
+    def around(self, thread: str) -> Iterator[None]:
+        _around.append(thread)
+        yield
+        _around.pop()
+
+
+_around: list[str] = []
+
+
+class Placed:
+    """Says on which lanes it is to be, where it has a process of its own."""
+
+    kind: ClassVar[str] = "placed"
+    types: ClassVar[WireTypes] = Probe.types
+
+    def __init__(self, spec: Spec, host: Host) -> None:
+        self._made_in = self.where()
+
+    @classmethod
+    def lanes(cls, spec: Spec, host: Host) -> ThreadPlacement | None:
+        if spec.fails:
+            raise ValueError(f"{host.name} has no lanes")
+        return OnLanes(spec.word) if spec.word else None
+
+    def made_in(self) -> tuple[str, list[str]]:
+        return self._made_in
+
+    def where(self) -> tuple[str, list[str]]:
+        return threading.current_thread().name, [*_around]
 
 
 class Closing:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from runtime_worker_kinds import Closing, Point, Probe, Spec
+from runtime_worker_kinds import Closing, Placed, Point, Probe, Spec
 
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.local import awaited as answers
@@ -151,6 +151,32 @@ def test_blocking_methods_are_on_the_worker_s_lane_and_async_ones_in_the_loop(ru
         assert set(await probes.call("loop_thread", what="threads")) <= {"MainThread", "AsyncIO Thread: default"}
 
     run_in_time(main)
+
+
+@pytest.mark.parametrize("apart", ["process", *ON_RAY])
+def test_in_a_process_of_its_own_a_worker_is_made_and_called_on_the_lanes_that_its_class_gives(
+    apart: str, request: pytest.FixtureRequest
+) -> None:
+    if apart in FROM_RAY:
+        request.getfixturevalue("one_ray")
+
+    async def main(runtime: Runtime) -> None:
+        placed = await runtime.start(Placed, [Spec("own"), Spec("")], HERE)
+        own, plain = ("headrace-own placed", ["own placed"]), ("headrace-placed/1", [])
+        assert await placed.call("made_in", what="threads") == [own, plain]
+        assert await placed.call("where", what="threads") == [own, plain]
+        with pytest.raises(WorkerError, match="placed/2 has no lanes"):
+            await runtime.start(Placed, [Spec("own", fails=True)], HERE)
+
+    RUNS[apart](main)
+
+
+def test_in_the_run_s_process_lanes_are_as_the_run_has_them() -> None:
+    async def main(runtime: Runtime) -> None:
+        placed = await runtime.start(Placed, [Spec("own")], HERE)
+        assert await placed.call("where", what="threads") == [("headrace-placed", [])]
+
+    RUNS["inline"](main)
 
 
 @pytest.mark.parametrize("apart", ["process", *ON_RAY])

@@ -30,6 +30,11 @@ _SOON_S, _CLOSING_S = 1.0, 10.0
 """How long a lane's last call is waited for at `close`: before it is told, and in all."""
 
 
+def kind_of(lane: str) -> str:
+    """What computes there: the lanes of several engines are `engine`, `engine/1`, ..."""
+    return lane.partition("/")[0]
+
+
 class ThreadPlacement(Protocol):
     """Which thread runs a lane's calls, and under which conditions."""
 
@@ -104,6 +109,10 @@ class InlineRuntime(EventLoopServices):
         self._watch = CallWatch(self._clock.now, self._progress, self._give_up)
         self._on_stuck = on_stuck
         self._lock = threading.Lock()
+
+    def place(self, placement: ThreadPlacement) -> None:
+        """Run calls that are asked for from now on so."""
+        self._placement = placement
 
     async def compute(self, lane: str, function: Callable[..., T], *args: Any) -> T:
         """See `Services.compute`. Raises Stuck where the call makes no progress, as it says itself

@@ -4,7 +4,9 @@ A worker is an object of a class with a `kind` and `types`, made as `W(spec, hos
 An async method runs in the event loop of the worker's process, a blocking one on the worker's lane; so do async and
 plain generators, which are streams. Specs, arguments, results and items are plain data
 (`runtime/wire/wire_format.py`), whether the worker is in a process of its own or not. If it has a method `close`, async
-or blocking, that is called at its end.
+or blocking, that is called at its end. If its class has a method `lanes`, called with the spec and the host, that says
+how lanes are run in a process of its own: by a `ThreadPlacement`, or None for a thread each. In the run's process they
+are shared, and the run has said how.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from headrace.config import ConfigError, TrainConfig
 from headrace.experience.columns import COLUMN_TYPES
-from headrace.runtime.inline import InlineRuntime, Span, SystemClock, ThreadPlacement
+from headrace.models.threads import set_threads
+from headrace.runtime.inline import InlineRuntime, Span, SystemClock, ThreadPlacement, kind_of
 from headrace.runtime.processors import available_processors
 
 if TYPE_CHECKING:
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 
     from headrace.runtime.apart import Apart
 
-_ENGINE, TRAINER = "engine", "trainer"
+_ENGINE, _TRAINER = "engine", "trainer"
 _BESIDE = (_ENGINE, "lent", "reference", "proximal", "teacher", "critic", "reward", "judge")
 """Threads that compute for long beside the wide one, each with one processor."""
-COMPUTE_FOR_LONG = (TRAINER, *_BESIDE)
+_COMPUTE_FOR_LONG = (_TRAINER, *_BESIDE)
 _WIDE = "wide"
 _MOST_PER_PROCESSOR = 8
 _REST_S = 0.02
@@ -41,11 +42,6 @@ def check_threads(configured: int | None) -> None:
             f"runtime.threads is {configured}, and this process has {available_threads(None)} processor(s): more than "
             f"{most} threads would only be in each other's way; lower it, or leave it out"
         )
-
-
-def kind_of(lane: str) -> str:
-    """What computes there: the lanes of several engines are `engine`, `engine/1`, ..."""
-    return lane.partition("/")[0]
 
 
 class ThreadShare:
@@ -70,7 +66,7 @@ class ThreadShare:
 
     def thread(self, lane: str, busy: Mapping[str, str]) -> str:
         kind = kind_of(lane)
-        if kind == TRAINER or (self._turns and kind in _BESIDE):
+        if kind == _TRAINER or (self._turns and kind in _BESIDE):
             return _WIDE
         # One engine at most: the others, lent ones too, and all of them while the trainer computes, are beside.
         return _WIDE if kind == _ENGINE and _WIDE not in busy.values() else lane
@@ -96,14 +92,6 @@ class ThreadShare:
         """On the wide thread: take the processors of those who rest, or give them up."""
         beside = max(self._beside, int(self._now() < self._beside_until))
         set_threads(max(self._total - beside, 1))
-
-
-def set_threads(count: int) -> None:
-    """Torch keeps the number for each calling thread."""
-    import torch
-
-    if torch.get_num_threads() != count:
-        torch.set_num_threads(count)
 
 
 def takes_turns(config: TrainConfig) -> bool:
@@ -135,7 +123,7 @@ def inline_runtime(
     if device is None or device.type == "cpu":
         lanes = ThreadShare(total, clock.now, turns=turns)
     else:
-        from headrace.controller.building.device_lanes import DeviceLanes
+        from headrace.models.device_lanes import DeviceLanes
 
-        lanes = DeviceLanes(device, total, turns=turns)
+        lanes = DeviceLanes(device, total, wide=(_TRAINER,), turns=_COMPUTE_FOR_LONG if turns else ())
     return InlineRuntime(lanes, clock, trace, types=COLUMN_TYPES, apart=apart, limits=limits)

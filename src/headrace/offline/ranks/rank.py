@@ -12,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.config import DPOConfig, RMConfig, SFTConfig
+from headrace.models.device_lanes import lanes_on
 from headrace.models.packing import PackRow
 from headrace.offline.trained.of_config import OfflineConfig, model_of
+from headrace.runtime.inline import ThreadPlacement
 from headrace.runtime.process.joined import Joined
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
@@ -66,6 +68,11 @@ class OfflineRank:
         self._device = device
         self._meeting = MeetingPlace()
         self._tells = True
+
+    @classmethod
+    def lanes(cls, spec: OfflineRankSpec, host: Host) -> ThreadPlacement | None:
+        """See `headrace.runtime.workers`."""
+        return lanes_on(_device(spec, host.rank), cls.kind, host.threads)
 
     def sees(self) -> Seen:
         """See `TrainerRank.sees`."""

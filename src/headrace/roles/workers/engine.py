@@ -12,8 +12,10 @@ from headrace.config.model import EngineConfig, PolicyEngineConfig
 from headrace.engines.embedded.cache_plan import CachePlan
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.remote_types import ENGINE_TYPES
+from headrace.models.device_lanes import lanes_on
 from headrace.models.loading import load_causal_lm
 from headrace.roles.workers.engine_host import EngineHost
+from headrace.runtime.inline import ThreadPlacement
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
 from headrace.training.rank_device import rank_device
@@ -62,6 +64,11 @@ class EngineWorker(EngineHost[EmbeddedEngine]):
         self._device = device_name(torch.device(spec.device))
         self._receivers: dict[tuple[str, str], WeightReceiver] = {}
 
+    @classmethod
+    def lanes(cls, spec: EngineSpec, host: Host) -> ThreadPlacement | None:
+        """See `headrace.runtime.workers`."""
+        return lanes_on(torch.device(spec.device), cls.kind, host.threads)
+
     async def revive(self, offer: WeightOffer) -> None:
         """In the place of an engine that died: another, with the newest whole version, which serves. Raises
         WeightError, EngineError."""
@@ -96,7 +103,12 @@ class LentEngineWorker(EngineWorker):
 
     def __init__(self, spec: EngineSpec, host: Host) -> None:
         """See `EngineWorker`."""
-        super().__init__(replace(spec, device=str(rank_device(spec.device, host.rank))), host)
+        super().__init__(_of_rank(spec, host), host)
+
+    @classmethod
+    def lanes(cls, spec: EngineSpec, host: Host) -> ThreadPlacement | None:
+        """See `EngineWorker.lanes`."""
+        return super().lanes(_of_rank(spec, host), host)
 
 
 class JudgeEngineWorker(EngineWorker):
@@ -118,3 +130,7 @@ class JudgeEngineWorker(EngineWorker):
         await other.start()
         self._engine, self._taken_out = other, None
         self._news.set()
+
+
+def _of_rank(spec: EngineSpec, host: Host) -> EngineSpec:
+    return replace(spec, device=str(rank_device(spec.device, host.rank)))

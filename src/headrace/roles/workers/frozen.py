@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from headrace.models.device_lanes import lanes_on
 from headrace.models.loading import load_causal_lm
 from headrace.models.skeleton import causal_lm_skeleton
 from headrace.roles.workers.scoring_rank import ScoringRank
+from headrace.runtime.inline import ThreadPlacement
 from headrace.runtime.local.service import on_lane
 from headrace.runtime.protocol import Services
 from headrace.runtime.wire.wire_types import WireTypes
@@ -71,6 +73,11 @@ class FrozenWorker(ScoringRank):
         self._scoring = Scoring(self._reader, self._model.logprobs, self.kind)
         self._services: Services = host
         self._taken: Saved | None = None
+
+    @classmethod
+    def lanes(cls, spec: FrozenSpec, host: Host) -> ThreadPlacement | None:
+        """See `headrace.runtime.workers`."""
+        return lanes_on(rank_device(spec.device, host.rank), cls.kind, host.threads)
 
     def read(self, parts: Sequence[Sequence[RowToTrain]]) -> None:
         """See `TrainerRank.read`."""

@@ -10,11 +10,13 @@ import numpy as np
 import torch
 
 from headrace.experience.columns import COLUMN_TYPES
+from headrace.models.device_lanes import lanes_on
 from headrace.models.loading import load_reward_model
 from headrace.models.packing import PackRow, pack
 from headrace.models.skeleton import reward_model_skeleton
 from headrace.rewards.model_reward import Answered
 from headrace.roles.workers.scoring_rank import ScoringRank
+from headrace.runtime.inline import ThreadPlacement
 from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
@@ -58,6 +60,11 @@ class RewardWorker(ScoringRank):
         self._model = FrozenRewardModel(model, layout=spec.layout, max_tokens=spec.max_tokens, source=source)
         super().__init__(self._model, device, RowReader(host.refs))
         self._rows: ReadAhead[Answered] = ReadAhead(self._packed)
+
+    @classmethod
+    def lanes(cls, spec: RewardSpec, host: Host) -> ThreadPlacement | None:
+        """See `headrace.runtime.workers`."""
+        return lanes_on(rank_device(spec.device, host.rank), cls.kind, host.threads)
 
     def read(self, parts: Sequence[Sequence[Answered]]) -> None:
         """See `TrainerRank.read`."""

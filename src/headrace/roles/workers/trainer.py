@@ -15,11 +15,13 @@ from headrace.algorithms.policy_loss import PolicyLoss
 from headrace.config.layout import LayoutConfig
 from headrace.config.train import TrainConfig
 from headrace.engines.embedded.cache_plan import context_limit
+from headrace.models.device_lanes import lanes_on
 from headrace.models.experts import experts_per_token
 from headrace.models.file_weights import FileWeights
 from headrace.models.loading import load_causal_lm, load_tokenizer, load_value_model
 from headrace.models.skeleton import causal_lm_skeleton, value_model_skeleton
 from headrace.models.values import token_values
+from headrace.runtime.inline import ThreadPlacement
 from headrace.runtime.process.memory_here import MemoryHere
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
@@ -113,6 +115,11 @@ class TrainerWorker(TrainerRank):
             device=rank_device(spec.device, host.rank),
         )
 
+    @classmethod
+    def lanes(cls, spec: TrainerSpec, host: Host) -> ThreadPlacement | None:
+        """See `headrace.runtime.workers`."""
+        return _lanes(spec, host, cls.kind)
+
 
 class CriticWorker(TrainerRank):
     """The critic's: its weights leave for nobody."""
@@ -144,6 +151,11 @@ class CriticWorker(TrainerRank):
         )
         super().__init__(trainer, host, value_task(trainer, host.refs, algorithm), device=device)
 
+    @classmethod
+    def lanes(cls, spec: TrainerSpec, host: Host) -> ThreadPlacement | None:
+        """See `headrace.runtime.workers`."""
+        return _lanes(spec, host, cls.kind)
+
 
 def _policy(spec: TrainerSpec, host: Host) -> tuple[PreTrainedModel, type[WholeWeights], FileWeights | None]:
     """The model, the class of its weights, and where these are to be read, if the model has none."""
@@ -167,6 +179,11 @@ def _reads_parts(config: TrainConfig, layout: LayoutConfig, device: torch.device
     """Whether a rank reads its own part of the model alone. Where sums are to be in one order on a device, that is
     tried with the whole."""
     return layout_of(layout).joint and not (device.type == "cuda" and config.async_.in_order)
+
+
+def _lanes(spec: TrainerSpec, host: Host, kind: str) -> ThreadPlacement | None:
+    in_order = spec.config.async_.in_order
+    return lanes_on(rank_device(spec.device, host.rank), kind, host.threads, in_order=in_order)
 
 
 def _use_threads(host: Host) -> None:

@@ -8,11 +8,14 @@ import threading
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from headrace.errors import HeadraceError
 from headrace.runtime.protocol import Services
 from headrace.runtime.workers import WorkerError
+
+if TYPE_CHECKING:
+    from headrace.runtime.inline import ThreadPlacement
 
 T = TypeVar("T")
 
@@ -43,10 +46,20 @@ class Service:
 
     @classmethod
     async def make(
-        cls, kind: Callable[[Any, Any], object], spec: object, host: object, name: str, rank: int, services: Services
+        cls,
+        kind: Callable[[Any, Any], object],
+        spec: object,
+        host: object,
+        name: str,
+        rank: int,
+        services: Services,
+        place: Callable[[ThreadPlacement], None] | None = None,
     ) -> Service:
-        """Of a worker that is made on its lane. Raises WorkerError."""
+        """Of a worker that is made on its lane. `place`: has lanes run as they are to be, where they are this worker's
+        alone. Raises WorkerError."""
         try:
+            if place is not None and (lanes := _own_lanes(kind, spec, host)) is not None:
+                place(lanes)
             worker = await on_lane(services, lane_of(name), kind, spec, host)
         except _PASS:
             raise
@@ -113,6 +126,11 @@ class Service:
             raise LookupError(f"{kind.__name__} has no method {name[:60]!r}; it has {', '.join(public)}")
         function: Callable[..., Any] = getattr(self._worker, name)
         return function
+
+
+def _own_lanes(kind: Any, spec: object, host: object) -> ThreadPlacement | None:
+    says: Callable[[object, object], ThreadPlacement | None] | None = getattr(kind, "lanes", None)
+    return None if says is None else says(spec, host)
 
 
 async def on_lane(services: Services, lane: str, function: Callable[..., T], *args: Any) -> T:

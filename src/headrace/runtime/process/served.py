@@ -82,7 +82,8 @@ class ServedWorker:
         told = self._told
         refs = WorkerRefs(self._own, told.name, self._links)
         host = WorkerHost(told.name, told.rank, self._runtime, refs, refs.get_soon, self._reach, threads=told.threads)
-        self._service = await Service.make(self._kind, spec, host, told.name, told.rank, self._runtime)
+        runtime = self._runtime
+        self._service = await Service.make(self._kind, spec, host, told.name, told.rank, runtime, runtime.place)
         self._made.enter_context(rare_collections())
 
     def _find(self, worker: str) -> Service:

@@ -68,11 +68,13 @@ class Actor:
         self._begin()
 
         async def made() -> None:
-            boot = self._boot
+            boot, runtime = self._boot, self._runtime
             require_versions(boot)
             spec = opened(box, self._types, f"the spec of {boot.name}")
             try:
-                self._service = await Service.make(self._kind, spec, self._host, boot.name, boot.rank, self._runtime)
+                self._service = await Service.make(
+                    self._kind, spec, self._host, boot.name, boot.rank, runtime, runtime.place
+                )
             except HeadraceError as error:
                 raised, host = as_worker_error(error, boot.name, boot.rank), platform.node()
                 raise WorkerError(boot.rank, raised.type, f"{raised.text} (on {host})", worker=boot.name) from error
