@@ -15,12 +15,14 @@ import torch
 from controller_jobs import CONFIGS, make_job
 
 from headrace.config import ConfigError, TrainConfig, load_config
+from headrace.config.trainer import TrainerConfig
 from headrace.controller.building.episode_runners import policy_settings
 from headrace.controller.planning import cache_memory, engine_memory, free_memory
 from headrace.controller.planning.activations import (
     DecoderShape,
     engine_bytes,
     graphs_bytes,
+    passes_bytes,
     scored_bytes,
     trained_bytes,
     waiting_kept_bytes,
@@ -377,6 +379,22 @@ def test_activations_follow_the_micro_batch_and_its_settings(job: Path, device: 
     assert activations("model.gradient_checkpointing=true") < 0.8 * usual
     one, eight = (activations(f"trainer.max_tokens_per_microbatch={tokens}") for tokens in (1, 8))
     assert one == eight, "a whole answer, of 8 tokens"
+
+
+def test_gradients_of_the_output_layer_are_counted_by_how_they_are_added_up() -> None:
+    """A layer keeps 2 x (2 x 64 + 8 x 128 + 4 x 192) + 6 x 64 = 4,224 bytes a token, and two and one more are there.
+    Of 128 tokens there are twice as many logits as are held, 4 x 4 x 2^26 bytes; of 32 half as many. The matrix has
+    2^26 numbers: its gradient in bfloat16 is there, and where ranks cut the model up the float32 sum of pieces."""
+    shape = DecoderShape(layers=2, hidden=64, attention=128, mlp=192, vocabulary=2**20)
+    many, few = 128 * 3 * 4224 + 2 * 2**26 + 16 * 2**26, 32 * 3 * 4224 + 2 * 2**26 + 16 * 2**25
+
+    def counted(tokens: int, **layout: int) -> int:
+        own = TrainerConfig.model_validate({"layout": layout, "max_tokens_per_microbatch": tokens})
+        return passes_bytes(own, shape, 1, 2, checkpointing=False)
+
+    assert (counted(128), counted(32)) == (many, few)
+    assert (counted(128, dp=2), counted(32, dp=2)) == (many, few)
+    assert (counted(128, dp=2, zero=3), counted(32, dp=2, zero=3)) == (many + 4 * 2**26, few)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

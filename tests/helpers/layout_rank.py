@@ -39,6 +39,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.config.trainer import OptimizerConfig, TrainerConfig
 from headrace.models.loading import load_causal_lm, load_value_model
+from headrace.models.logprobs import token_columns
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch, PackRow, pack
 from headrace.models.parallel.shared_pass import Ranks, SharedPass
@@ -121,6 +122,11 @@ def viewed(lm: PackedLM, micro: MicroBatch) -> Tensor:
     return PolicyOutputs(COLUMNS, 1.0)(lm, micro)[:, :]
 
 
+def in_pieces(lm: PackedLM, micro: MicroBatch) -> Tensor:
+    """What `loss` is given, of two tokens at a time."""
+    return token_columns(lm, micro, COLUMNS, max_logits=2 * VOCAB)
+
+
 def value_loss(values: Tensor, micro: MicroBatch) -> LossTerms:
     """Half the squared distance to `weights`."""
     numerator = (0.5 * micro.mask * (values - micro.columns["weights"]) ** 2).sum()
@@ -145,6 +151,7 @@ def made(case: dict[str, Any]) -> PreTrainedModel:
 def trainer(case: dict[str, Any], layout: Layout, folder: Path) -> HFTrainer:
     """`folder`: to put a model into whose weights are to be read there, where the case says that they are."""
     model, source, values = made(case), None, case.get("values", False)
+    outputs = viewed if case.get("in_place") else in_pieces if case.get("pieces") else PolicyOutputs(COLUMNS, 1.0)
     if case.get("read"):
         model.save_pretrained(folder)
         found = (value_model_skeleton if values else causal_lm_skeleton)(folder, DEVICE)
@@ -163,7 +170,7 @@ def trainer(case: dict[str, Any], layout: Layout, folder: Path) -> HFTrainer:
             total_steps=10,
             dtype=getattr(torch, case.get("dtype", "float32")),
             gradient_checkpointing=case.get("checkpointing", False),
-            outputs=token_values if values else viewed if case.get("in_place") else PolicyOutputs(COLUMNS, 1.0),
+            outputs=token_values if values else outputs,
             layout=layout,
             source=source,
         )

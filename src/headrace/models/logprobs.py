@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from headrace.models.entropy import entropy
+from headrace.models.head_in_pieces import HeadInPieces
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
 
@@ -23,6 +23,7 @@ without gradient. `kept_mass`: p(S), without gradient; 1 where there is no S. `f
 likely, else 0.
 """
 
+_DIFFERENTIABLE: tuple[Column, ...] = ("logprob", "entropy")
 MAX_LOGITS = 2**26
 """Logits held at a time: 256 MiB of float32. Past this the output layer is run in pieces, and again in the backward
 pass."""
@@ -93,10 +94,9 @@ def token_columns(
     if hidden.shape[0] <= piece:
         chosen = of_hidden(hidden, own)
     else:
-        pieces = zip(hidden.split(piece), own.split(piece), strict=True)
-        chosen = torch.cat(
-            [checkpoint(of_hidden, *part, use_reentrant=False, preserve_rng_state=False) for part in pieces]
-        )
+        head = HeadInPieces(of_hidden, lm.head_parameters, lm.gradient_sums, piece)
+        has_gradient = any(name in _DIFFERENTIABLE for name in columns)
+        chosen = (head if has_gradient else head.without_gradient)(hidden, own)
     return result.index_put((trained,), chosen if lm.shared is None else lm.shared.all(chosen, len(trained)))
 
 

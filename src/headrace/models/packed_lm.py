@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
@@ -61,6 +61,9 @@ class PackedLM(nn.Module):
             self._softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
         self.shared: SharedPass | None = None
         """With whom a pass is shared; only where samples are kept apart by segments, and the output layer is plain."""
+        self.gradient_sums: Mapping[nn.Parameter, Tensor] = {}
+        """Float32 sums of gradients, by parameter, where somebody keeps them: whoever makes a gradient in parts may add
+        these up there."""
         self._before: Tensor | None = None
         self._routed_layers = attach_routing(model)
         self.forward_kind, self.has_plain_head = self._probe()
@@ -155,6 +158,11 @@ class PackedLM(nn.Module):
         assert head is not None
         logits = head(hidden)
         return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
+
+    @property
+    def head_parameters(self) -> list[nn.Parameter]:
+        """Those that `head` computes with and that are trained."""
+        return [own for own in output_layer(self.model).parameters() if own.requires_grad]
 
     def _check_routed(self, experts: Tensor) -> None:
         if self.routed is None:

@@ -144,6 +144,7 @@ class HFTrainer:
         self._whole: WholeWeights | None = None
         if not layout.joint:
             self._whole = weights(model, dtype, config.optimizer, offload=self._offloads)
+            self._lm.gradient_sums = self._whole.gradient_sums
         self._trained: TrainedWeights | None = self._whole
         self._sums = BatchSums()
         self._summed: tuple[BatchSums, float] | None = None

@@ -66,14 +66,18 @@ class DecoderShape:
         return copies * _FLOAT32 * min(tokens * self.vocabulary, MAX_LOGITS)
 
 
-def trained_bytes(shape: DecoderShape, tokens: int, itemsize: int, *, checkpointing: bool) -> int:
+def trained_bytes(shape: DecoderShape, tokens: int, itemsize: int, *, checkpointing: bool, cut_up: bool = False) -> int:
     """Of a forward and backward pass over a micro-batch of so many `tokens`, at its height. `itemsize`: bytes of a
     number in the compute dtype. `checkpointing`: only what enters each layer is kept, and one layer is computed again.
+    `cut_up`: the model is, among ranks. One that has all of it adds gradients to sums that are counted elsewhere.
     """
     layer = shape.layer_bytes(itemsize)
     kept = shape.layers * itemsize * shape.hidden if checkpointing else shape.layers * layer
-    embedding = itemsize * shape.vocabulary * shape.hidden  # its gradient
-    return tokens * (kept + layer) + embedding + shape.logits_bytes(tokens, _LOGITS_TRAINED)
+    matrix = shape.vocabulary * shape.hidden
+    gradient = itemsize * matrix  # of the output layer, from as many logits as are held; later of the embedding
+    if cut_up and tokens * shape.vocabulary > MAX_LOGITS:
+        gradient += _FLOAT32 * matrix  # in which those of pieces are added up
+    return tokens * (kept + layer) + gradient + shape.logits_bytes(tokens, _LOGITS_TRAINED)
 
 
 def passes_bytes(
@@ -83,7 +87,8 @@ def passes_bytes(
     at once."""
     most = max(own.max_tokens_per_microbatch, longest)
     at_once = MICRO_BATCHES_A_STAGE if own.layout.pp > 1 and own.layout.schedule == "gpipe" else 1
-    return at_once * trained_bytes(shape, most, itemsize, checkpointing=checkpointing)
+    cut_up = own.layout.stage != 0
+    return at_once * trained_bytes(shape, most, itemsize, checkpointing=checkpointing, cut_up=cut_up)
 
 
 def scored_bytes(shape: DecoderShape, tokens: int, itemsize: int) -> int:

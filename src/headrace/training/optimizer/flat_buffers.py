@@ -57,8 +57,11 @@ class FlatParameters:
             self._view(self.master, slot).copy_(parameter.detach())
             parameter.data = self._view(self.compute, slot)
         self.grads = torch.zeros(size, dtype=torch.float32, device=device)  # where the model's own weights were
+        self.sums: dict[nn.Parameter, Tensor] = {}
+        """By parameter its part of `grads`. What a backward pass adds there itself does not go to the parameter."""
         for slot, (_, parameter) in zip(self._slots, ordered, strict=True):
-            self._collect(parameter, self._view(self.grads, slot))
+            self.sums[parameter] = self._view(self.grads, slot)
+            self._collect(parameter, self.sums[parameter])
         self._order = {name: place for place, (name, _) in enumerate(named)}
         self.publish()
 
@@ -84,9 +87,9 @@ class FlatParameters:
             return
 
         def add(parameter: Tensor) -> None:
-            assert parameter.grad is not None
-            grads.add_(parameter.grad)
-            parameter.grad = None
+            if parameter.grad is not None:  # else the pass has added it itself
+                grads.add_(parameter.grad)
+                parameter.grad = None
 
         parameter.register_post_accumulate_grad_hook(add)
 

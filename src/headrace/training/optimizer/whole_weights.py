@@ -33,6 +33,11 @@ class WholeWeights:
         self._replicas: Replicas | None = None
         self._parking = Parking()
 
+    @property
+    def gradient_sums(self) -> Mapping[nn.Parameter, Tensor]:
+        """See `PackedLM.gradient_sums`: until the next step."""
+        return self._flat.sums
+
     def join(self, replicas: Replicas) -> None:
         """See `TrainedWeights.join`."""
         self._replicas = replicas
