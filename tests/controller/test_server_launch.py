@@ -128,7 +128,9 @@ def test_what_sglang_says_of_how_it_was_launched_is_told_with_its_version(tmp_pa
     assert sglang_command.refusal(made, said) == told
     absent = sglang_command.refusal(made, "ModuleNotFoundError: No module named 'headrace_sglang_cpu'")
     assert absent is not None
-    assert "pip install plugins/headrace-sglang-cpu there" in absent
+    assert absent.endswith(
+        "in a checkout of Headrace, with the pip of SGLang's environment: pip install plugins/headrace-sglang-cpu"
+    )
     assert sglang_command.refusal(made, "Killed") is None
 
 

@@ -19,12 +19,12 @@ BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def script_of(page: str) -> str:
-    """All blocks as one shell script, but for the installation."""
+    """All blocks as one shell script."""
     parts = []
     for language, block in BLOCK.findall(page):
         if language == "python":
             parts.append(f"python - <<'END_OF_PYTHON'\n{block}END_OF_PYTHON\n")
-        elif not block.startswith("pip install"):
+        else:
             parts.append(block)
     return "set -euo pipefail\n" + "".join(parts)
 

@@ -125,7 +125,7 @@ def without_top() -> dict[str, Any]:
             "/collective_rpc",
             404,
             r"vLLM 0\.32\.0 at http://here lacks the plugin headrace-vllm, or its developer routes are closed \(404\); "
-            "pip install headrace-vllm where vLLM is",
+            "in a checkout of Headrace, .*: pip install plugins/headrace-vllm, and start vLLM as the README there says",
         ),
         ("/collective_rpc", 401, r"vLLM 0\.32\.0 at http://here refuses who asks \(401\); set engine\.token_env"),
         ("/collective_rpc", {"results": [None]}, "has no process that answers for headrace-vllm"),

@@ -65,7 +65,7 @@ def _findings() -> Iterator[tuple[bool, str, str]]:
             yield False, package, f"not installed: pip install {package}"
     for module, (extra, use) in _EXTRAS.items():
         found = find_spec(module) is not None
-        yield True, module, "installed" if found else f"not installed; needed for {use}: pip install headrace[{extra}]"
+        yield True, module, "installed" if found else f"not installed; needed for {use}: pip install 'headrace[{extra}]'"
     yield from _machine()
     yield from _sandbox()
     yield from _torch()

@@ -100,8 +100,8 @@ def refusal(launch: ServerLaunch, line: str) -> str | None:
         return f"engine.args: {_title(launch)} does not take them: {said[1]}"
     if _ABSENT in line:
         return (
-            f"{launch.python} lacks {CPU_PLUGIN}, by which SGLang starts without a GPU; pip install "
-            f"plugins/{CPU_PLUGIN} there"
+            f"{launch.python} lacks {CPU_PLUGIN}, by which SGLang starts without a GPU; in a checkout of "
+            f"Headrace, with the pip of SGLang's environment: pip install plugins/{CPU_PLUGIN}"
         )
     return None
 

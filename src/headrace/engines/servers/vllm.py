@@ -84,7 +84,8 @@ class VllmDialect:
                 raise ConfigError(denied(f"{self.name} at {self._http.url}", error.status)) from error
             raise ConfigError(
                 f"{self.name} at {self._http.url} lacks the plugin {PLUGIN}, or its developer routes are closed "
-                f"({error.status}); pip install {PLUGIN} where vLLM is, and start it as the plugin's README says"
+                f"({error.status}); in a checkout of Headrace, with the pip of vLLM's environment: pip install "
+                f"plugins/{PLUGIN}, and start vLLM as the README there says"
             ) from error
         if not told:
             raise ConfigError(
