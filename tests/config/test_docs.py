@@ -56,10 +56,23 @@ def test_every_file_that_the_design_names_exists() -> None:
     assert [name for name in named if name not in of_a_run and not (code / name).exists()] == []
 
 
+LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", *(ROOT / "docs/adding").glob("*.md"), *ROOT.glob("plugins/*/README.md")]
+
+
+def headings(page: Path) -> set[str]:
+    """As GitHub names them in a link: small, without signs, spaces as hyphens."""
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    texts = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", each) for each in re.findall(r"^#+ (.*)$", prose, re.MULTILINE)]
+    return {re.sub(r"[^\w\- ]", "", each.strip().lower()).replace(" ", "-") for each in texts}
+
+
 def test_every_link_between_the_pages_leads_somewhere() -> None:
-    for page in PAGES:
-        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            assert (page.parent / link).exists(), f"{page.name}: {link}"
+    for page in LINKING:
+        for link in re.findall(r"\]\(([^):\s]+)\)", page.read_text()):
+            name, _, heading = link.partition("#")
+            there = page.parent / name if name else page
+            assert there.exists(), f"{page.name}: {link}"
+            assert not heading or heading in headings(there), f"{page.name}: {link}"
 
 
 def test_the_picture_of_the_rooms_is_that_of_the_contract() -> None:
