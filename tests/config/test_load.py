@@ -1,5 +1,6 @@
 """Configs: files, overrides, digests, and the page that documents them."""
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from headrace.config import (
     dump_config,
     load_config,
 )
+from headrace.config.reading.resume import SAFE
 from headrace.config.reading.unused_keys import ineffective
 from headrace.experience.schedule import reachable_staleness
 
@@ -309,6 +311,17 @@ def test_the_configuration_page_is_up_to_date() -> None:
         check=True,
     ).stdout
     assert (ROOT / "docs" / "configuration.md").read_text() == made, "run: python docs/make_reference.py"
+
+
+def test_the_table_of_what_resume_may_change_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("make_reference", ROOT / "docs" / "make_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    page = (ROOT / "docs" / "run.md").read_text()
+    assert maker.resume_table() in page, "run: python docs/make_reference.py"
+    assert all(f"`{key}`" in maker.resume_table() for key in SAFE)
 
 
 @pytest.mark.parametrize(("overrides", "says"), [

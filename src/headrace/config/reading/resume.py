@@ -84,7 +84,7 @@ SAFE: dict[str, Safe] = {
 }
 """By key, or by the section that a key is in; `*` is any place in a list."""
 
-_ALIKE: dict[str, tuple[str, ...]] = {f"{who}.placement": ("own", "process") for who in ("reference", "proximal")}
+ALIKE: dict[str, tuple[str, ...]] = {f"{who}.placement": ("own", "process") for who in ("reference", "proximal")}
 """Of keys that are not safe, values that say where it runs alone."""
 
 LENGTHS = tuple(key for key, safe in SAFE.items() if safe is _LENGTH)
@@ -118,13 +118,13 @@ def is_safe(key: str) -> bool:
 
 def is_safe_change(key: str, was: object, now: object) -> bool:
     """Whether a resumed run may change `key` so."""
-    alike = _ALIKE.get(key, ())
+    alike = ALIKE.get(key, ())
     return is_safe(key) or (was in alike and now in alike)
 
 
 def plainest(key: str, value: object) -> object:
     """Of the values of `key` that are alike the first; else `value` itself."""
-    alike = _ALIKE.get(key, ())
+    alike = ALIKE.get(key, ())
     return alike[0] if value in alike else value
 
 
