@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -31,13 +32,43 @@ def test_doctor_looks_at_every_package_and_at_the_machine(capsys: Captured) -> N
     code = main(["doctor"])
     out = capsys.readouterr().out
     found = {line.split()[1]: line.split()[0] for line in out.splitlines()[:-1]}
-    packages = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "omegaconf", "rich")
-    assert all(
-        found[name] == "ok" for name in ("headrace", "python", "sqlite", *packages, "aiohttp", "msgpack", "psutil")
-    )
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    packages = [re.match(r"[\w-]+", requirement)[0] for requirement in project["dependencies"]]
+    assert {"torch", "jinja2", "regex", "setproctitle"} < set(packages)
+    assert all(found[name] == "ok" for name in ("headrace", "python", "sqlite", *packages))
+    extras = project["optional-dependencies"]
+    optional = {
+        re.match(r"[\w-]+", each)[0] for name in extras.keys() - {"dev", "oracle", "jobs"} for each in extras[name]
+    }
+    assert {"datasets", "ray", "matplotlib"} < optional <= found.keys()
     assert {"processors", "memory", "disk", "sandbox", "sandbox:memory", "sandbox:time"} <= found.keys()
     bad = list(found.values()).count("BAD")
     assert (code, out.splitlines()[-1]) == ((1, f"{bad} finding(s) to mend") if bad else (0, "all is well"))
+
+
+def test_doctor_says_which_extra_brings_what_is_not_there(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = importlib.metadata.version
+
+    def without_ray(name: str) -> str:
+        if name == "ray":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr("headrace.cli.doctor.version", without_ray)
+    main(["doctor"])
+    said = "ok   ray            not installed; needed for runtime.kind=ray: pip install 'headrace[cluster]'"
+    assert said in capsys.readouterr().out.splitlines()
+
+
+def test_doctor_does_not_vouch_for_packages_that_it_cannot_know(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> list[str]:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("headrace.cli.doctor.requires", absent)
+    assert main(["doctor"]) == 1
+    assert "BAD  packages       not looked at: Headrace runs from its source" in capsys.readouterr().out
 
 
 def test_doctor_finds_a_missing_package_rather_than_falling_over_it(
@@ -54,7 +85,7 @@ def test_doctor_finds_a_missing_package_rather_than_falling_over_it(
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
-    assert "BAD  psutil         not installed: pip install psutil" in out
+    assert "BAD  psutil         not installed: pip install 'psutil>=5.9'" in out
     assert "ok   processors" in out
     assert "finding(s) to mend" in out
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shutil
 import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,28 +19,18 @@ from headrace import __version__
 from headrace.controller.building.threads import available_threads
 from headrace.observe.trackers.packages import PACKAGES
 
-_NEEDED = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-    "pydantic",
-    "omegaconf",
-    "rich",
-    "aiohttp",
-    "msgpack",
-    "psutil",
-    "cloudpickle",
-)
-_EXTRAS = {
-    "math_verify": ("math", "reward.function=math"),
-    "jsonschema": ("schema", "reward.function=json_schema"),
-    "matplotlib": ("plot", "headrace plot -o FILE.png"),
-    "renderers": ("renderers", "gateway.renderer"),
-    "megatron": ("megatron", "trainer.backend=megatron"),
-    **{package: (extra, f"track=[{extra}]") for extra, package in PACKAGES.items()},
+_USES = {
+    "math": "reward.function=math",
+    "schema": "reward.function=json_schema",
+    "plot": "headrace plot -o FILE.png",
+    "datasets": "data in Parquet or Arrow, of the Hub, or packed as .zst",
+    "renderers": "gateway.renderer",
+    "cluster": "runtime.kind=ray",
+    "megatron": "trainer.backend=megatron",
+    **{tracker: f"track=[{tracker}]" for tracker in PACKAGES},
 }
+"""By extra. Those for work on Headrace itself are left out, and `jobs`, which is for the head of a cluster."""
+_REQUIREMENT = re.compile(r"""(?P<package>[\w.-]+)[^;]*(?:;\s*extra\s*==\s*["'](?P<extra>[\w-]+)["'])?""")
 _GIB = 2**30
 _LOW_DISK_GIB, _LOW_MEMORY_GIB = 5, 2
 
@@ -58,17 +49,30 @@ def _findings() -> Iterator[tuple[bool, str, str]]:
     yield True, "headrace", __version__
     yield sys.version_info >= (3, 11), "python", f"{platform.python_version()} (3.11 or newer is needed)"
     yield sqlite3.sqlite_version_info >= (3, 24), "sqlite", f"{sqlite3.sqlite_version} (3.24 or newer is needed)"
-    for package in _NEEDED:
-        try:
-            yield True, package, version(package)
-        except PackageNotFoundError:
-            yield False, package, f"not installed: pip install {package}"
-    for module, (extra, use) in _EXTRAS.items():
-        found = find_spec(module) is not None
-        yield True, module, "installed" if found else f"not installed; needed for {use}: pip install 'headrace[{extra}]'"
+    yield from _packages()
     yield from _machine()
     yield from _sandbox()
     yield from _torch()
+
+
+def _packages() -> Iterator[tuple[bool, str, str]]:
+    try:
+        needed = requires("headrace") or []
+    except PackageNotFoundError:
+        yield False, "packages", "not looked at: Headrace runs from its source; in its folder: pip install -e ."
+        return
+    for requirement in needed:
+        found = _REQUIREMENT.match(requirement)
+        if found is None or found["extra"] not in (None, *_USES):
+            continue
+        package, extra = found["package"], found["extra"]
+        try:
+            yield True, package, version(package)
+        except PackageNotFoundError:
+            if extra is None:
+                yield False, package, f"not installed: pip install '{requirement}'"
+            else:
+                yield True, package, f"not installed; needed for {_USES[extra]}: pip install 'headrace[{extra}]'"
 
 
 def _machine() -> Iterator[tuple[bool, str, str]]:
