@@ -86,13 +86,13 @@ def test_stats_by_hand() -> None:
     assert stats["vetoed"].item() == 2
     assert stats["weight"].item() == pytest.approx(5)
     assert stats["weight_squared"].item() == pytest.approx(4 + 9)
-    assert effective_sample_size(stats).item() == pytest.approx(25 / 13)
+    assert effective_sample_size(stats["weight"].item(), stats["weight_squared"].item()) == pytest.approx(25 / 13)
 
 
 def test_effective_sample_size_of_nothing_is_zero() -> None:
     mask = torch.tensor([False])
     stats = behavior_weights(tensor(0.0), tensor(0.0), mask, torch.tensor([0]), low=0, high=2).stats
-    assert effective_sample_size(stats).item() == 0.0
+    assert effective_sample_size(stats["weight"].item(), stats["weight_squared"].item()) == 0.0
 
 
 def test_only_clip_has_a_gradient_and_only_inside() -> None:

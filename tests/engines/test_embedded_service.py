@@ -20,7 +20,7 @@ from marked import said
 from headrace.config import ConfigError, EngineConfig
 from headrace.engines.embedded import engine as engine_module
 from headrace.engines.embedded.cache import KeyValueCache
-from headrace.engines.embedded.cache_plan import CachePlan, cache_shape, kv_cache_bytes, plan_cache
+from headrace.engines.embedded.cache_plan import CachePlan, cache_shape, plan_cache
 from headrace.engines.embedded.core import EngineCore
 from headrace.engines.embedded.paged_cache import PagedCache
 from headrace.engines.embedded.request_state import Sequence
@@ -215,8 +215,11 @@ class TestMemory:
         return tiny_model("qwen3", device=CPU).config
 
     def test_bytes_are_those_of_the_slots_and_a_spare_one(self) -> None:
-        assert kv_cache_bytes(self.config, EngineConfig(max_concurrent_sequences=10)) == 11 * 128 * 384
-        assert kv_cache_bytes(self.config, EngineConfig(max_concurrent_sequences=3, max_context=50)) == 4 * 50 * 384
+        def wanted(**asked: int) -> int:
+            return plan_cache(self.config, EngineConfig(**asked), torch.float32).bytes_wanted
+
+        assert wanted(max_concurrent_sequences=10) == 11 * 128 * 384
+        assert wanted(max_concurrent_sequences=3, max_context=50) == 4 * 50 * 384
 
     def test_fewer_slots_where_not_all_fit(self) -> None:
         plan = plan_cache(self.config, EngineConfig(), torch.float32, free_bytes=2 * 6 * 49_152)

@@ -95,10 +95,10 @@ def behavior_weights(
     return Weights(per_token=weight, stats=stats)
 
 
-def effective_sample_size(stats: Stats) -> Tensor:
-    """Kish's effective number of tokens, (sum w)^2 / sum w^2, of stats or sums of stats; 0 for none."""
-    squares = stats["weight_squared"]
-    return torch.where(squares > 0, stats["weight"].square() / squares, 0.0)
+def effective_sample_size(weight: float, weight_squared: float) -> float:
+    """Kish's effective number of tokens, (sum w)^2 / sum w^2, of the stats of these names or of sums of them; 0 for
+    none."""
+    return weight**2 / weight_squared if weight_squared > 0 else 0.0
 
 
 def second_moment_mask(

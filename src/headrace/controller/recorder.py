@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headrace.algorithms.corrections import effective_sample_size
 from headrace.algorithms.policy_loss import OWN
 from headrace.controller.time_spent import TimeSpent
 from headrace.engines.pool import EnginePool
@@ -179,7 +180,7 @@ class Recorder:
             mismatch_mean_abs=gap.sum_abs / gap.tokens if gap.tokens else None,
             mismatch_max_abs=gap.max_abs if gap.tokens else None,
             behavior_outside_share=sums["behavior_outside"] / tokens,
-            effective_token_share=_share(sums["behavior_weight"] ** 2, sums["behavior_weight_squared"] * tokens),
+            effective_token_share=_effective_share(sums["behavior_weight"], sums["behavior_weight_squared"], tokens),
             kl_coefficient=self._kl_coefficient(step.batch),
             reference_kl=sums["reference_kl"] / tokens if "reference_kl" in sums else None,
             entropy=sums["whole_entropy"] / tokens if "whole_entropy" in sums else None,
@@ -234,6 +235,11 @@ def _gap(step: TrainedStep) -> Gap:
             max_abs=max(gap.max_abs, report.maxima.get("mismatch_abs", 0.0)),
         )
     return gap
+
+
+def _effective_share(weight: float, weight_squared: float, tokens: float) -> float | None:
+    """None where no token has any weight."""
+    return effective_sample_size(weight, weight_squared) / tokens if weight_squared else None
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -238,7 +238,7 @@ class TableIndex:
             for name in names:
                 del self._rows[row_id].columns[name]
         for queue in self._queues.values():
-            self._reopen(queue, columns, groups)
+            self._reopen(queue, columns)
         return Lost(len(columns), leases, left)
 
     def _retire(self, key: GroupKey) -> bool:
@@ -274,12 +274,7 @@ class TableIndex:
                     found.setdefault(row_id, {}).update(wrote)
         return found
 
-    def _reopen(
-        self,
-        queue: ConsumerQueue,
-        columns: Mapping[RowId, Mapping[str, None]],
-        groups: Mapping[GroupKey, Mapping[str, None]],
-    ) -> None:
+    def _reopen(self, queue: ConsumerQueue, columns: Mapping[RowId, Mapping[str, None]]) -> None:
         """Have the queue's rows where they belong without these columns."""
         reads, writes = queue.consumer.reads, queue.consumer.writes
         rows: dict[GroupKey, list[Row]] = {}

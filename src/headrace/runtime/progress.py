@@ -12,12 +12,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from headrace.errors import HeadraceError
 
 Unit = Literal["microbatch", "layer", "decode_step", "chunk"]
-UNITS: tuple[Unit, ...] = get_args(Unit)
 LIMIT_S, TIMES = 30.0, 5.0
 """A limit, unless given: seconds, and how often the longest so far comes on top."""
 FIRST_S = 300.0

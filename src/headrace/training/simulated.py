@@ -185,9 +185,6 @@ class SimulatedTrainer:
     def reference_logprobs(self, micro: MicroBatch) -> Tensor:
         return self.logprobs(micro) - _REFERENCE_GAP * micro.mask
 
-    def reference_tensors(self) -> dict[str, Tensor]:
-        return {_NAME: _tensor(self._reference)}
-
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         self._check_lives()
         yield _NAME, _tensor(self._state)

@@ -173,11 +173,3 @@ def _gib(size: int) -> str:
     """At least `size` bytes, in GiB of three digits."""
     digits = 2 - math.floor(math.log10(size / GIB))
     return f"{math.ceil(size / GIB * 10**digits) / 10**digits:g}"
-
-
-def kv_cache_bytes(model_config: Any, engine_config: EngineConfig, dtype: torch.dtype = torch.float32) -> int:
-    """Bytes of the KV cache when every slot is full. Needs no weights. Raises ConfigError as `plan_cache`.
-
-    `dtype`: on a CPU the cache is float32 whatever the weights are.
-    """
-    return plan_cache(model_config, engine_config, dtype).bytes_wanted

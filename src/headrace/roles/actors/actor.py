@@ -137,7 +137,7 @@ class ActorRole:
         record: `stop` is how it ends early."""
         flow = self._context.flow
         if self._made is not None:
-            await self._see_through(*self._made, again=True)
+            await self._see_through(self._made[0], again=True)
         while not (flow.is_finished or self._stopping):
             with ExitStack() as kept:
                 with self._context.activity.training(spent.TRAINS):
@@ -148,11 +148,11 @@ class ActorRole:
                     continue
                 self._turns.trained()
                 self._made = step, kept.pop_all()
-            await self._see_through(*self._made)
+            await self._see_through(step)
         await self._weights.settled()
         await self._settled()
 
-    async def _see_through(self, step: TrainedStep, kept: ExitStack, *, again: bool = False) -> None:
+    async def _see_through(self, step: TrainedStep, *, again: bool = False) -> None:
         """Publish the version that the step made, and have it recorded. Where the trainer is lost meanwhile, it is
         `_made` still. `again`: so it was, perhaps once the version had left."""
         try:

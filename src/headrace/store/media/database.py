@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -76,11 +76,6 @@ class Database:
         """Run one statement; how many rows it changed."""
         with self._explained():
             return self._connection.execute(sql, parameters).rowcount
-
-    def many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Run one statement for each row."""
-        with self._explained():
-            self._connection.executemany(sql, rows)
 
     def function(self, name: str, arguments: int, function: Callable[..., Any]) -> None:
         """Have SQL call `function`, whose value follows from its arguments alone."""
