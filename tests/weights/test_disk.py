@@ -75,7 +75,7 @@ def test_crash_at_any_step_leaves_the_last_version_and_the_next_publication_work
 
         monkeypatch.setattr(owner, name, step_or_die)
 
-    for name, owner in (("_flush", disk), ("save_file", disk), ("rename", Path), ("replace", Path)):
+    for name, owner in (("sync_path", disk), ("save_file", disk), ("rename", Path), ("replace", Path)):
         counted(name, owner)
     with pytest.raises(KilledError):
         publish(tmp_path, 2)

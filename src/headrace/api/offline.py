@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from headrace.api import background
 from headrace.api.arguments import check_resume, folder_of
 from headrace.api.callbacks import OFFLINE, Callbacks
-from headrace.api.errors import for_caller
 from headrace.api.given.inputs import Inputs
 from headrace.api.given.objects_in_config import named
 from headrace.api.interrupted import Interrupted
 from headrace.api.metrics import Metrics
-from headrace.api.picture import Picture, picture_of
+from headrace.api.picture import Picture, picture_for_caller
 from headrace.api.training import dotted
 from headrace.api.view import notes, offline_view
 from headrace.config import ConfigError, DPOConfig, RMConfig, SFTConfig, load_config
@@ -25,7 +24,7 @@ from headrace.config.reading.unused_keys import ineffective
 from headrace.observe.offline.record import HeldOutRows, OfflineStep
 from headrace.observe.offline.run_record import OfflineRun as OfflineRecord
 from headrace.observe.offline.run_record import OfflineWatcher
-from headrace.store import RunExists, RunReader, RunStore, StoreError
+from headrace.store import RunExists, RunReader, RunStore
 from headrace.viewer.plot.curves import Axis
 
 if TYPE_CHECKING:
@@ -88,11 +87,8 @@ class OfflineRun:
         self, path: str | Path | None = None, *, by: Axis = "batch", smooth: int = 1, compare: Sequence[OfflineRun] = ()
     ) -> Picture:
         """See `Run.plot`."""
-        folders = [self.path, *(run.path for run in compare)]
-        try:
-            return picture_of(folders, None if path is None else Path(path), by=by, smooth=smooth)
-        except (ConfigError, StoreError) as error:
-            raise for_caller(error) from None
+        beside = [run.path for run in compare]
+        return picture_for_caller(self.path, path, by=by, smooth=smooth, beside=beside)
 
 
 def sft(

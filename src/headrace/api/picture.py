@@ -8,10 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
+from headrace.api.errors import for_caller
 from headrace.config.errors import ConfigError
 from headrace.observe.offline.run_record import OfflineWatcher
 from headrace.observe.run_record import RunRecord, RunWatcher
-from headrace.store import RunReader
+from headrace.store import RunReader, StoreError
 from headrace.store.media.files import write_whole
 from headrace.store.tables import TRAIN
 from headrace.viewer.plot.chart import Chart, NotDrawable, make_chart
@@ -65,6 +66,16 @@ def picture_of(
     if out is not None and render is not None:
         write_whole(out, render(chart))
     return Picture(chart, out)
+
+
+def picture_for_caller(
+    folder: Path, path: str | Path | None, *, by: Axis, smooth: int, beside: Sequence[Path]
+) -> Picture:
+    """What a run's `plot` gives: see `headrace.Run.plot`. `beside`: folders of the runs that are drawn beside it."""
+    try:
+        return picture_of([folder, *beside], None if path is None else Path(path), by=by, smooth=smooth)
+    except (ConfigError, StoreError) as error:
+        raise for_caller(error) from None
 
 
 def _renderer(out: Path) -> Render:

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.api.errors import for_caller
 from headrace.api.metrics import Metrics
-from headrace.api.picture import Picture, picture_of
+from headrace.api.picture import Picture, picture_for_caller
 from headrace.config import ConfigError, TrainConfig
 from headrace.observe.record import BatchRecord
 from headrace.observe.run_record import Evaluation, RunRecord, RunWatcher
@@ -121,8 +121,5 @@ class Run:
     ) -> Picture:
         """The run's curves, which a notebook shows; written to `path` too, if one is given that ends in .svg, .html or
         .png. `compare`: runs that are drawn beside it. Raises ConfigError where nothing is trained yet."""
-        folders = [self.path, *(run.path for run in compare)]
-        try:
-            return picture_of(folders, None if path is None else Path(path), by=by, smooth=smooth)
-        except (ConfigError, StoreError) as error:
-            raise for_caller(error) from None
+        beside = [run.path for run in compare]
+        return picture_for_caller(self.path, path, by=by, smooth=smooth, beside=beside)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.config.template import check_variables
 from headrace.config.values.temperature import HIGHEST_TEMPERATURE, TEMPERATURES, is_temperature
 from headrace.engines.protocol import SamplingParams
 from headrace.experience.text.messages import Message, as_messages
 from headrace.experience.text.tokens import Content, TextCodec
 from headrace.gateway.errors import ApiError
 from headrace.gateway.fields import Fields
+from headrace.gateway.template_variables import checked_variables
 
 _MAX_CHOICES = 1024
 _MAX_STOP_STRINGS = 16
@@ -92,7 +92,7 @@ def parse_completion(body: Any, limits: ModelLimits, text: TextCodec) -> Job:
 
 def parse_chat(body: Any, limits: ModelLimits, text: TextCodec) -> Job:
     fields = _of_model(body, limits)
-    variables = _variables(fields.get("chat_template_kwargs"))
+    variables = checked_variables(fields.get("chat_template_kwargs"))
     prompt = _checked_prompt(_encode(_messages(fields.get("messages")), text, limits, variables), limits)
     if fields.integer("top_logprobs", 0, 0, 20) > 0:
         raise ApiError("top_logprobs above 0 are not supported: leave it out", param="top_logprobs")
@@ -252,22 +252,10 @@ def _checked_prompt(prompt: NDArray[np.int32], limits: ModelLimits) -> NDArray[n
 
 
 def _messages(value: Any) -> list[Message]:
-    """Text only; see `experience.messages`."""
+    """Text only; see `experience.text.messages`."""
     if not isinstance(value, list) or not value:
         raise ApiError("messages must be a list of at least one message", param="messages")
     try:
         return as_messages(value)
     except ValueError as error:
         raise ApiError(str(error), param="messages") from error
-
-
-def _variables(value: Any) -> dict[str, Any]:
-    """Variables of the chat template, which go before those that the server was started with."""
-    if value is None:
-        return {}
-    try:
-        if not isinstance(value, dict):
-            raise ValueError("chat_template_kwargs must be a JSON object")
-        return check_variables(value)
-    except ValueError as error:
-        raise ApiError(str(error), param="chat_template_kwargs") from error

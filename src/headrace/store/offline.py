@@ -11,9 +11,9 @@ from headrace.store.media.database import Database
 from headrace.store.media.files import remove
 from headrace.store.media.lock import RunLock
 from headrace.store.reader import RunReader
-from headrace.store.records import Events, Metrics
+from headrace.store.records import Events, Metrics, write_status
 from headrace.store.run_store import DATABASE_NAME, TRACKERS_NAME
-from headrace.store.tables import KIND, STATUSES, TRAIN
+from headrace.store.tables import KIND, TRAIN
 
 
 class OfflineStore:
@@ -66,9 +66,7 @@ class OfflineStore:
 
     def set_status(self, status: str) -> None:
         """One of running, finished, stopped, failed."""
-        if status not in STATUSES:
-            raise ValueError(f"no status {status!r}; it is one of {', '.join(STATUSES)}")
-        self._database.execute("UPDATE run SET value = ? WHERE name = 'status'", (status,))
+        write_status(self._database, status)
 
     def close(self) -> None:
         with ExitStack() as ends:

@@ -1,4 +1,4 @@
-"""Metrics and events: what a run tells of itself, as JSON."""
+"""Metrics and events, as JSON, and the status: what a run tells of itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.store.media.database import Database
+from headrace.store.tables import STATUSES
+
+
+def write_status(database: Database, status: str) -> None:
+    """Raises ValueError for one that there is not."""
+    if status not in STATUSES:
+        raise ValueError(f"no status {status!r}; it is one of {', '.join(STATUSES)}")
+    database.execute("UPDATE run SET value = ? WHERE name = 'status'", (status,))
 
 
 @dataclass(frozen=True, slots=True)

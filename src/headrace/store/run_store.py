@@ -19,10 +19,9 @@ from headrace.store.media.files import LOCAL, Files, Lock, write_whole
 from headrace.store.media.lock import LOCK_NAME
 from headrace.store.origin import ORIGIN_NAME
 from headrace.store.partials import PARTIALS_NAME, Partials
-from headrace.store.records import Events, Metrics
+from headrace.store.records import Events, Metrics, write_status
 from headrace.store.recovery import recover
 from headrace.store.segment import AttemptKey
-from headrace.store.tables import STATUSES
 
 DATABASE_NAME = "run.db"
 ROLLOUTS_NAME = "rollouts.db"
@@ -242,9 +241,7 @@ class RunStore:
 
     def set_status(self, status: str) -> None:
         """One of running, finished, stopped, failed."""
-        if status not in STATUSES:
-            raise ValueError(f"no status {status!r}; it is one of {', '.join(STATUSES)}")
-        self._database.execute("UPDATE run SET value = ? WHERE name = 'status'", (status,))
+        write_status(self._database, status)
 
     def take_config(self, config_yaml: str, config_sha256: str, now: float) -> None:
         """Make the config that the run was opened with the run's own. The one before stays in the event

@@ -6,7 +6,6 @@ therefore never sees a version in the making; a crash leaves at worst a folder t
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from headrace.store.media.files import sync_path
 from headrace.weights import swap_check
 from headrace.weights.manifest import build_manifest, checksum, from_json, named_once, require_newer, to_json, verify
 from headrace.weights.plane import (
@@ -91,12 +91,12 @@ class DiskPublisher(WeightPublisher):
                 manifest = _write(self._empty(version), version, dict(_storable(snapshot.tensors.items())))
             if snapshot.check is not None:
                 (making / _CHECK).write_bytes(swap_check.to_json(snapshot.check))
-                _flush(making / _CHECK)
+                sync_path(making / _CHECK)
             (making / _MANIFEST).write_bytes(to_json(manifest))
             for path in (making / TENSORS, making / _MANIFEST, making):
-                _flush(path)
+                sync_path(path)
             making.rename(made)
-            _flush(self._folder)
+            sync_path(self._folder)
             self._point_to(version)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(making, ignore_errors=True)
@@ -130,9 +130,9 @@ class DiskPublisher(WeightPublisher):
     def _point_to(self, version: Version) -> None:
         pointer = self._folder / f"{_POINTER}.new"
         pointer.write_text(f"{_name(version)}\n")
-        _flush(pointer)
+        sync_path(pointer)
         pointer.replace(self._folder / _POINTER)
-        _flush(self._folder)
+        sync_path(self._folder)
 
 
 class DiskReceiver(WeightReceiver):
@@ -228,14 +228,6 @@ def _told(folder: Path, manifest: Manifest) -> Manifest:
     with safe_open(folder / TENSORS, framework="pt") as file:
         sums = {entry.name: checksum(file.get_tensor(entry.name)) for entry in manifest.entries}
     return replace(manifest, entries=tuple(replace(each, checksum=sums[each.name]) for each in manifest.entries))
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _name(version: Version) -> str:

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.config.template import check_variables
 from headrace.experience.text.messages import Message, Tool, as_messages, as_tools
 from headrace.gateway.agents.plain_json import check_plain
 from headrace.gateway.errors import ApiError
 from headrace.gateway.fields import Fields
+from headrace.gateway.template_variables import checked_variables
 
 _MAX_CHOICES = 64
 _MAX_STOPS, _LONGEST_STOP = 16, 256
@@ -88,7 +88,7 @@ def parse_agent_chat(body: Any, model: str) -> ChatRequest:
     messages = _messages(fields.get("messages"))
     tools, more = as_checked_tools(fields.get("tools"))
     choice = checked_choice(fields.get("tool_choice"), tools)
-    variables = _variables(fields.get("chat_template_kwargs"))
+    variables = checked_variables(fields.get("chat_template_kwargs"))
     common = _common(fields, logprobs=fields.flag("logprobs"))
     common["sampling"] |= more
     return ChatRequest(**common, messages=messages, tools=tools, tool_choice=choice, variables=variables)
@@ -217,17 +217,6 @@ def checked_choice(value: Any, tools: list[Tool] | None) -> str:
         f"tool_choice is {str(value)[:80]!r}; give auto, none, required, or one of the tools ({', '.join(known)})",
         param="tool_choice",
     )
-
-
-def _variables(value: Any) -> dict[str, Any]:
-    if value is None:
-        return {}
-    try:
-        if not isinstance(value, dict):
-            raise ValueError("chat_template_kwargs must be a JSON object")
-        return check_variables(value)
-    except ValueError as error:
-        raise ApiError(str(error), param="chat_template_kwargs") from error
 
 
 def checked_stops(value: Any) -> tuple[str, ...]:
