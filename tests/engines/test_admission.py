@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.engines.admission import AnyLine, admit, admit_spread, candidates, route, to_pin
+from headrace.engines.admission import AnyLineage, admit, admit_spread, candidates, route, to_pin
 from headrace.engines.pool_state import EngineState, EngineView
 from headrace.experience.sample import GroupKey
 from headrace.experience.schedule import Schedule
@@ -104,7 +104,7 @@ def test_versions_are_compared_within_the_line_and_never_as_tuples() -> None:
 
 def test_an_idle_engine_that_cannot_swap_does_not_stop_the_run() -> None:
     engines = serving((Version(0, 0), 0), (Version(0, 3), 10_000))
-    assert admit(engines, AnyLine(), lambda number: number >= 2) == (1, Version(0, 3))
+    assert admit(engines, AnyLineage(), lambda number: number >= 2) == (1, Version(0, 3))
 
 
 @pytest.mark.parametrize("spread", [False, True])
@@ -127,7 +127,7 @@ def test_the_bound_holds_with_engines_at_different_versions(seed: int, spread: b
         event = rng.random()
         if event < 0.4:
             gate = schedule.may_start
-            chosen = admit_spread(engines, AnyLine(), gate) if spread else admit(engines, AnyLine(), gate)
+            chosen = admit_spread(engines, AnyLineage(), gate) if spread else admit(engines, AnyLineage(), gate)
             if chosen is not None:
                 version = chosen if isinstance(chosen[1], int) else chosen[1]
                 index = rng.choice([i for i, held in enumerate(versions) if held >= version[1]])

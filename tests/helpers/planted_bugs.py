@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.engines import admission, completions, pool
-from headrace.engines.admission import AnyLine
+from headrace.engines.admission import AnyLineage
 from headrace.engines.member import Member
 from headrace.engines.pool_sleep import PoolSleep
 from headrace.experience.flow import Flow
@@ -106,7 +106,7 @@ def an_engine_of_a_left_branch_admits(patch: pytest.MonkeyPatch) -> None:
     """Where a group begins, nobody asks whether the version is of the run's line: after a return to (1, 5), an engine
     that holds (0, 7) admits groups for 7."""
     candidates = admission.candidates
-    patch.setattr(admission, "candidates", lambda engines, line, is_open: candidates(engines, AnyLine(), is_open))
+    patch.setattr(admission, "candidates", lambda engines, line, is_open: candidates(engines, AnyLineage(), is_open))
 
 
 def an_engine_of_a_left_branch_serves(patch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def an_engine_of_a_left_branch_serves(patch: pytest.MonkeyPatch) -> None:
     route = pool.route
 
     def anywhere(engines: Any, line: Any, minimum: Any, **more: Any) -> int | None:
-        return route(engines, AnyLine(), minimum, **more)
+        return route(engines, AnyLineage(), minimum, **more)
 
     patch.setattr(pool, "route", anywhere)
 

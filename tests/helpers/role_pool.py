@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
-from headrace.engines.admission import AnyLine
+from headrace.engines.admission import AnyLineage
 from headrace.engines.place import Place
 from headrace.engines.pool_state import UP, EngineState, EngineView
 from headrace.observe.events import Events
@@ -75,7 +75,7 @@ class Pool:
     def __init__(self, *members: Member) -> None:
         self.members = members or (Member(),)
         self.changed = Signal()
-        self.line: Any = AnyLine()
+        self.line: Any = AnyLineage()
         self.told: list[Any] = []
         self.failure: Exception | None = None
         self.down_s: float | None = None

@@ -17,7 +17,7 @@ from headrace.engines.pool_state import EngineView
 from headrace.weights.version import Version
 
 
-class Line(Protocol):
+class VersionLineage(Protocol):
     """The versions that the run's present branch descends from, and its own."""
 
     def holds(self, version: Version) -> bool: ...
@@ -29,23 +29,23 @@ class Line(Protocol):
         """Number of the oldest version that may serve what asks for `version` or newer."""
 
 
-class AnyLine:
+class AnyLineage:
     """Where there is no run, and so no branch that could be left."""
 
     def holds(self, version: Version) -> bool:
         return True
 
     def held(self, version: Version) -> bool:
-        """See `Line.held`."""
+        """See `VersionLineage.held`."""
         return True
 
     def floor(self, version: Version) -> int:
-        """See `Line.floor`."""
+        """See `VersionLineage.floor`."""
         return version.number
 
 
 def candidates(
-    engines: Sequence[EngineView], line: Line, is_open: Callable[[int], bool]
+    engines: Sequence[EngineView], line: VersionLineage, is_open: Callable[[int], bool]
 ) -> list[tuple[EngineView, Version]]:
     """The engines that a group may begin on now, each with its version. `is_open`: whether the gate is, for a group
     that begins on a version of this number."""
@@ -63,14 +63,14 @@ def candidates(
 
 
 def admit(
-    engines: Sequence[EngineView], line: Line, is_open: Callable[[int], bool], affinity: int | None = None
+    engines: Sequence[EngineView], line: VersionLineage, is_open: Callable[[int], bool], affinity: int | None = None
 ) -> tuple[int, Version] | None:
     """(index of the engine, its version) that a group begins on: of the candidates the one with fewest outstanding
     tokens; of equals that of index `affinity`, then the first. None if there is none."""
     return _least([(engine, version) for engine, version in candidates(engines, line, is_open)], affinity)
 
 
-def admit_spread(engines: Sequence[EngineView], line: Line, is_open: Callable[[int], bool]) -> Version | None:
+def admit_spread(engines: Sequence[EngineView], line: VersionLineage, is_open: Callable[[int], bool]) -> Version | None:
     """The version that a group begins on whose episodes go to any engine that is as new: the candidates' lowest."""
     versions = [version for _, version in candidates(engines, line, is_open)]
     return min(versions, key=lambda version: version.number, default=None)
@@ -78,7 +78,7 @@ def admit_spread(engines: Sequence[EngineView], line: Line, is_open: Callable[[i
 
 def route(
     engines: Sequence[EngineView],
-    line: Line,
+    line: VersionLineage,
     minimum: int | None,
     *,
     excluded: Collection[int] = (),
@@ -104,7 +104,7 @@ def route(
     return None if chosen is None else chosen[0]
 
 
-def to_pin(engines: Sequence[EngineView], line: Line, count: int) -> list[int]:
+def to_pin(engines: Sequence[EngineView], line: VersionLineage, count: int) -> list[int]:
     """The engines that an evaluation holds: at most `count`, all of the newest version that any serves, and never all
     that serve unless there is only one. Those with fewest outstanding tokens; empty if none serves. None that is lent:
     the trainer would wait for the evaluation."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, Protocol
 
 from headrace.engines.absent import AbsentEngine
-from headrace.engines.admission import AnyLine, Line, admit, admit_spread, route, to_pin
+from headrace.engines.admission import AnyLineage, VersionLineage, admit, admit_spread, route, to_pin
 from headrace.engines.downtime import Downtime
 from headrace.engines.lent import Kill, LentEngines
 from headrace.engines.member import Member, Revive, summed
@@ -93,7 +93,7 @@ class EnginePool:
         self.clock = clock
         self.return_deadline_s = return_deadline_s
         self.spread = spread
-        self.line: Line = AnyLine()
+        self.line: VersionLineage = AnyLineage()
         self.changed = Signal()
         """Notified when an engine dies, comes back or takes a version, and when a pin is released."""
         self.events = Events()
@@ -172,7 +172,7 @@ class EnginePool:
         """Sums over the engines, those that died included."""
         return summed([member.stats() for member in self.members])
 
-    async def start(self, line: Line | None = None, receiver: WeightReceiver | None = None) -> None:
+    async def start(self, line: VersionLineage | None = None, receiver: WeightReceiver | None = None) -> None:
         """Have all engines serve, begun together: each holds the newest version that `receiver` has, and what it was
         made with only if that is version 0 of the run. One whose worker is lost meanwhile is made anew, if engines come
         back. Raises EngineError, ConfigError or WeightError if one cannot."""

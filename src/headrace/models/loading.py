@@ -77,8 +77,8 @@ def is_value_head(name: str) -> bool:
 
 
 def load_reward_model(path: str | Path, *, dtype: torch.dtype, device: str | torch.device) -> PreTrainedModel:
-    """A sequence classifier of one class as a classifier of tokens, so that it scores packed samples: the inverse of
-    `save_reward_model`. As `load_causal_lm` otherwise."""
+    """A sequence classifier of one class, as `headrace rm` writes it, as a classifier of tokens, so that it scores
+    packed samples. As `load_causal_lm` otherwise."""
     import torch
     from transformers import AutoModelForSequenceClassification
 

@@ -21,7 +21,7 @@ from headrace.store.partials import Partials
 def policy_settings(
     plan: Plan, engines: EnginePool, services: Services, held_out: HeldOut | None = None
 ) -> PolicySettings:
-    """See `assembly.policy_settings`."""
+    """See `rollout.assembly.policy_settings`."""
     fit = plan.fit if held_out is None else plan.held_out_fits[held_out.name]
     reading = Reading(plan.codec(), plan.stop_token_ids, plan.max_context, fit.longest)
     return assembly.policy_settings(plan.config, reading, engines, services, held_out)
@@ -36,7 +36,7 @@ def episode_runner(
     partials: Partials | None = None,
 ) -> PromptRunner:
     """What plays training's groups, or those of the evaluation of a set, in this process; see
-    `assembly.episode_runner`. Raises ConfigError as `policy_settings`."""
+    `rollout.assembly.episode_runner`. Raises ConfigError as `policy_settings`."""
     policy = policy_settings(plan, engines, services, held_out)
     return assembly.episode_runner(plan.config, plan.workflow, plan.functions, policy, rewards, held_out, partials)
 

@@ -15,7 +15,7 @@ from headrace.experience.text.messages import Message, Tool
 from headrace.experience.text.spellings import PROBE, Spelling, spelling_of
 
 Content = str | list[Message]
-"""Text, or chat messages: see `experience.messages`."""
+"""Text, or chat messages: see `experience.text.messages`."""
 
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 """Names of the tokens that stand for single bytes, in vocabularies that fall back to these."""
