@@ -42,6 +42,7 @@ from headrace.controller.scaling import Scaling
 from headrace.controller.stopping import StopRequest
 from headrace.controller.supervise import end, tell_of_damage, unless, watching
 from headrace.models.loading import resolve_device
+from headrace.observe.last_steps import LastSteps
 from headrace.observe.listeners import NOBODY, Listeners
 from headrace.observe.trace import write_trace
 from headrace.roles.workers.functions import FunctionsWorker
@@ -130,10 +131,14 @@ async def train(
             note_once(store, runtime.clock.wall(), "replays", note_replay(plan.replay, plan.config.data.rollouts or ""))
     except BaseException as error:
         note_failure(store, runtime.clock.wall(), error)
-        store.set_status("failed")
-        store.close()
+        last = LastSteps(error)
+        with last.step("its status"):
+            store.set_status("failed")
+        with last.step("the end of its record"):
+            store.close()
         raise
     status: Status = "failed"
+    ended_by: BaseException | None = None
     noticed = None if view is None else Noticed(view)
 
     def seen() -> bool:
@@ -158,12 +163,18 @@ async def train(
                                 status = await (work if ground is None else on_ground(ground, work, runtime))
                 except BaseException as error:
                     note_failure(store, runtime.clock.wall(), error)
+                    ended_by = error
                     raise
                 finally:
-                    await runtime.close()
+                    last = LastSteps(ended_by)
+                    with last.step("its status"):
+                        store.set_status(status)
+                    with last.step("the end of its workers"):
+                        await runtime.close()
                     if settings.trace:
-                        write_trace(folder / "trace.json", spans, files)
-                    store.set_status(status)
+                        with last.step("trace.json"):
+                            write_trace(folder / "trace.json", spans, files)
+                    last.done()
     except BaseException:
         with suppress(StoreError, OSError):  # what went wrong first is what the user must hear of
             summarise(folder, files)

@@ -12,6 +12,7 @@ from headrace.config import config_sha256, dump_config
 from headrace.config.kinds import command_of
 from headrace.config.track import sections
 from headrace.observe.failure import FAILED, words_of
+from headrace.observe.last_steps import LastSteps
 from headrace.observe.offline.listeners import NOBODY, OfflineListeners
 from headrace.observe.offline.record import EVALUATION, STEP, HeldOutRows, Measured, OfflineStep
 from headrace.observe.offline.run_record import OfflineConfig, OfflineRun, OfflineWatcher
@@ -113,6 +114,7 @@ def recording(
     def event(kind: str, data: dict[str, Any]) -> None:
         store.events.write(clock.wall(), kind, data)
 
+    ended_by: BaseException | None = None
     with closing(store), RunReader(folder) as reader:
         recorder = OfflineRecorder(store, OfflineWatcher(reader), view, listeners)
         with tracked(sections(config.track), folder, event):
@@ -123,14 +125,18 @@ def recording(
             except BaseException as error:
                 with suppress(StoreError, OSError):  # it may be the record that failed
                     event(FAILED, {"message": words_of(error)})
+                ended_by = error
                 raise
             finally:
-                store.set_status(recorder.status)
+                last = LastSteps(ended_by)
+                with last.step("its status"):
+                    store.set_status(recorder.status)
                 if view is not None:
-                    try:
+                    with last.step("its last view"):
                         view.show(recorder.read())
-                    finally:
+                    with last.step("the end of its view"):
                         view.close()
+                last.done()
 
 
 def measured(loss: float, stats: Mapping[str, float]) -> Measured:
