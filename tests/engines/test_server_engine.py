@@ -30,7 +30,7 @@ from headrace.engines.remote import RemoteEngine
 from headrace.engines.remote_types import ENGINE_TYPES
 from headrace.engines.servers.dialect import Expected, Piece, Span
 from headrace.engines.servers.engine import Limits, ServerEngine
-from headrace.engines.servers.http import ServerGone
+from headrace.engines.servers.http import ServerGone, ServerRefused
 from headrace.engines.servers.window import ServerLoad
 from headrace.roles.workers.engine_host import EngineHost
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
@@ -62,6 +62,7 @@ class Scripted:
     """What spans call a version."""
     up: bool = True
     load_is: ServerLoad | None = None
+    load_fault: Exception | None = None
     fault: Exception | None = None
     """Of answers."""
     logprob: float = -1.0
@@ -147,6 +148,8 @@ class Scripted:
         return self.count if self.counts else None
 
     async def fares(self) -> ServerLoad | None:
+        if self.load_fault is not None:
+            raise self.load_fault
         return self.load_is
 
 
@@ -626,6 +629,31 @@ def test_one_that_does_not_say_how_full_it_is_is_told_of_once(caplog: pytest.Log
         assert warnings() == 0
         await runtime.clock.sleep(10.0)
         assert warnings() == 1
+
+    on(test)
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (ServerRefused("its metrics", "GET /metrics", 404, "Not Found"), "its metrics: the server answered 404"),
+        (TypeError("string indices must be integers"), "TypeError: string indices must be integers"),
+    ],
+)
+def test_one_whose_load_cannot_be_read_is_told_of_once_with_why_and_is_no_sick_one(
+    fault: Exception, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        server.load_fault = fault
+        await runtime.clock.sleep(10.0)
+        (warning,) = [record.getMessage() for record in caplog.records if "how full" in record.getMessage()]
+        assert f"a server does not say how full its KV cache is ({told}" in warning
+        for _ in range(3):
+            server.up = False
+            await runtime.clock.sleep(1.0)
+            server.up = True
+            await runtime.clock.sleep(1.0)
+        assert engine.failure is None
 
     on(test)
 

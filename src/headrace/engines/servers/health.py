@@ -9,6 +9,7 @@ from headrace.config.errors import ConfigError
 from headrace.engines.protocol import EngineError
 from headrace.engines.servers.dialect import Dialect
 from headrace.engines.servers.window import ServerLoad
+from headrace.observe.failure import words_of
 from headrace.runtime.protocol import Clock
 
 logger = logging.getLogger(__name__)
@@ -25,25 +26,33 @@ async def until_sick(dialect: Dialect, clock: Clock, hear: Callable[[ServerLoad]
         await clock.sleep(_PAUSE_S)
         try:
             is_up = await dialect.is_up()
-            load = await dialect.fares() if is_up else None
         except ConfigError:
-            is_up, load = False, None
-        except Exception:  # of what it says of itself, which may be anything; its health is looked at again
+            is_up = False
+        except Exception:  # whatever it answers; its health is looked at again
             continue
-        sick = 0 if is_up else sick + 1
+        if not is_up:
+            sick += 1
+            continue
+        sick = 0
+        why: Exception | None = None
+        try:
+            load = await dialect.fares()
+        except Exception as error:  # of what it says of itself, which may be anything
+            load, why = None, error
         if load is not None:
             silent = 0
             hear(load)
-        elif is_up:
-            silent += 1
-            if silent == _LOOKS:
-                _warn(dialect)
+            continue
+        silent += 1
+        if silent == _LOOKS:
+            _warn(dialect, why)
     return EngineError(f"{dialect.name} says that it is not healthy, or nothing, {_LOOKS} times one after another")
 
 
-def _warn(dialect: Dialect) -> None:
+def _warn(dialect: Dialect, why: Exception | None) -> None:
     logger.warning(
-        "%s does not say how full its KV cache is: it is given max_concurrent_sequences requests at once, and throws "
+        "%s does not say how full its KV cache is%s: it is given max_concurrent_sequences requests at once, and throws "
         "sequences out where that is too many; lower engine.max_concurrent_sequences then",
         dialect.name,
+        "" if why is None else f" ({words_of(why)})",
     )
