@@ -123,8 +123,13 @@ def test_a_full_disk_leaves_the_view_of_an_offline_trainer_closed_and_its_error_
     monkeypatch.setattr(OfflineStore, "set_status", full_behind_the_start)
     view = View()
     error: type[Exception] = ValueError if fails else type(disk_full(FOLDER))
-    with pytest.raises(error), recording(config, tmp_path, view, done=0) as recorder:
-        if fails:
-            raise ValueError("the loss is not finite")
-        recorder.status = "finished"
+
+    def offline() -> None:
+        with recording(config, tmp_path, view, done=0) as recorder:
+            if fails:
+                raise ValueError("the loss is not finite")
+            recorder.status = "finished"
+
+    with pytest.raises(error):
+        offline()
     assert not view.is_open
