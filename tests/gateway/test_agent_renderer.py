@@ -22,7 +22,7 @@ from rollout_helpers import ScriptedEngine, chunk, policy
 from headrace.config import ConfigError
 from headrace.config.gateway import GatewayConfig
 from headrace.engines.protocol import SamplingParams
-from headrace.experience.sample import GroupKey
+from headrace.experience.sample import GroupKey, Sample
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.fast_tokenizer import TokenizerSpec
 from headrace.experience.text.tokens import TextCodec
@@ -57,6 +57,19 @@ def play(
     tokenizer: Any = TOKENIZER,
     **config: Any,
 ) -> Played:
+    said, samples = session_of(answers, steps, by, kwargs, request, tokenizer, **config)
+    return said, [("|".join(map(TOKENIZER.decode, each.tokens)), each.loss_mask.tolist()) for each in samples]
+
+
+def session_of(
+    answers: list[str],
+    steps: Steps,
+    by: ModelRenderer | None,
+    kwargs: Any = None,
+    request: Any = None,
+    tokenizer: Any = TOKENIZER,
+    **config: Any,
+) -> tuple[list[Any], list[Sample]]:
     script = [lambda _, said=said: chunk(TOKENIZER(said)["input_ids"]) for said in answers]
     text = TextCodec(tokenizer, ChatTemplate(tokenizer, kwargs or {}))
     sampling = SamplingParams(max_new_tokens=300, stop_token_ids=(END,))
@@ -76,8 +89,7 @@ def play(
         return said, session
 
     said, session = asyncio.run(run())
-    samples = [each.to_sample(GroupKey(0, 0, 0), 0, 0) for each in session.trajectories()]
-    return said, [("|".join(map(TOKENIZER.decode, each.tokens)), each.loss_mask.tolist()) for each in samples]
+    return said, [each.to_sample(GroupKey(0, 0, 0), 0, 0) for each in session.trajectories()]
 
 
 def both(answers: list[str], steps: Steps, kwargs: Any = None, **config: Any) -> tuple[Played, Played]:
@@ -266,6 +278,29 @@ def test_each_renderer_goes_on_from_a_call_and_reads_it(name: str) -> None:
     assert read.text.strip() == ""
     if name.startswith("kimi"):
         assert read.calls[0].id == "functions.look:0"
+
+
+def test_what_the_package_raises_over_an_answer_is_told_once_and_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    by = renderer()
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise KeyError("tool_calls")
+
+    own = type(by._of({})).parse_response
+    monkeypatch.setattr(type(by._of({})), "parse_response", broken)
+    said, samples = session_of([CALL + "<|im_end|>"] * 2, [(0, [USER]), (0, [GO])], by)
+    assert [each["content"] for each in said] == [CALL, CALL]
+    assert samples[-1].metadata["unread_answers"] == 2
+    (record,) = [each for each in caplog.records if each.name == model_renderer.__name__]
+    assert "the renderer qwen3 of renderers " in record.getMessage()
+    assert "raised KeyError where it read an answer" in record.getMessage()
+    assert record.exc_info is not None
+    monkeypatch.setattr(type(by._of({})), "parse_response", own)
+    no_call = '<tool_call>\n{"name": "look", "arguments": 3}\n</tool_call><|im_end|>'
+    _, samples = session_of([no_call], [(0, [USER])], by)
+    assert "unread_answers" not in samples[-1].metadata, "which is the policy's"
 
 
 @pytest.mark.slow

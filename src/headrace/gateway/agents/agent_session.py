@@ -257,6 +257,7 @@ class AgentSession:
         """`number`: of the answer."""
         services, tokens, finish = self._policy.settings.services, completion.tokens, completion.finish_reason
         said = await off_loop(services, len(tokens), reading.said, tokens, finish)
+        self._counts["unread_answers"] += said.is_unread
         message = reading.message(said, number)
         shown: tuple[ShownToken, ...] = ()
         if logprobs:

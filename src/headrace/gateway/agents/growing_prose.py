@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from headrace.experience.text.stops import first_place
 from headrace.gateway.agents.growing import GrowingAnswer
-from headrace.gateway.agents.model_renderer import AnswerReader
+from headrace.gateway.agents.model_renderer import AnswerReader, UnreadAnswer
 from headrace.gateway.agents.parsed_text import ParsedText
 from headrace.gateway.agents.reading import Reading
 from headrace.gateway.agents.reasoning import CLOSE, OPEN, ThoughtSplitter
@@ -108,7 +108,10 @@ class GrowingProse(GrowingAnswer):
         )
 
     def _reads(self, text: str, wanted: ParsedText) -> bool:
-        return self._by_renderer.read(self._reading.text.encode_text(text)) == wanted
+        try:
+            return self._by_renderer.read(self._reading.text.encode_text(text)) == wanted
+        except UnreadAnswer:
+            return False
 
 
 class _Part:

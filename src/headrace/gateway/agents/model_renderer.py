@@ -6,6 +6,7 @@ The package is imported once a renderer is wanted; it imports neither torch nor 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from headrace.experience.text.messages import Message, Tool
 from headrace.gateway.agents.parsed_text import ParsedText, ToolCall
 from headrace.gateway.agents.plain_json import check_plain
 
+logger = logging.getLogger(__name__)
+
 TEMPLATE = "template"
 """The value of `gateway.renderer` for none: the chat template renders."""
 _TELL_TOOLS = ("gemma4", "gpt-oss", "inkling")
@@ -34,6 +37,14 @@ _PROMPT_END = 256
 """Tokens of a prompt, in which it may begin a thought for the policy."""
 _VARIANTS = 16
 """Renderers that are kept, by the template's variables that requests give."""
+
+
+class UnreadAnswer(ValueError):
+    """The package raised something where it read an answer."""
+
+
+class _NoCall(ValueError):
+    """What the policy wrote is no call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +68,7 @@ class AnswerReader:
         return self.renderer.name in _CHANNELS
 
     def read(self, answer: NDArray[np.int32]) -> ParsedText | None:
-        """See `ModelRenderer.read`."""
+        """See `ModelRenderer.read`. Raises UnreadAnswer."""
         return self.renderer.read(self.prompt, answer, self.closing, self.tools, self.variables)
 
 
@@ -83,6 +94,7 @@ class ModelRenderer:
         # Sizes of a family may differ, and some renderers tell them by the model's name.
         self._tokenizer = _Tokenizer(template.tokenizer, wanted if wanted in known else model)
         self._with = lru_cache(_VARIANTS)(self._made)
+        self._told: set[type[Exception]] = set()
         try:
             self._of({})
         except ValueError as error:
@@ -135,7 +147,7 @@ class ModelRenderer:
         variables: Mapping[str, Any],
     ) -> ParsedText | None:
         """What the policy said, without the token of `closing` that ends it; None where it wrote a call that is none,
-        so that all of it is text."""
+        so that all of it is text. Raises UnreadAnswer."""
         renderer, said = self._of(variables), answer.tolist()
         if said and said[-1] in closing and said[-1] not in renderer.get_stop_token_ids():
             said.pop()
@@ -146,8 +158,28 @@ class ModelRenderer:
             thought = found.reasoning_content  # of one that was not ended, and for some models, with spaces around it
             calls = tuple(map(_call_of, found.tool_calls))
             return ParsedText(found.content.strip(), calls, None if thought is None else thought.strip())
-        except Exception:  # which depends on what the policy wrote
+        except _NoCall:
             return None
+        except (
+            Exception
+        ) as error:  # may be of what the policy wrote, or of the package itself: none is known to be the one
+            self._tell(error)
+            raise UnreadAnswer(f"the renderer {self.name} raised {type(error).__name__}") from error
+
+    def _tell(self, error: Exception) -> None:
+        """In the log, the first of its type."""
+        if type(error) not in self._told:
+            self._told.add(type(error))
+            logger.warning(
+                "the renderer %s of %s raised %s where it read an answer, which is taken for text; what the policy wrote "
+                "may be the cause, but where unread_answers in the samples' metadata grows on, the package is: set "
+                "gateway.renderer to %s, or install another version of it",
+                self.name,
+                package(),
+                type(error).__name__,
+                TEMPLATE,
+                exc_info=error,
+            )
 
     @cached_property
     def marks(self) -> dict[int, str]:
@@ -238,14 +270,18 @@ def _in_words(name: str) -> Iterator[None]:
 
 
 def _call_of(found: Any) -> ToolCall:
-    """Raises ValueError or TypeError unless it is one."""
-    arguments = json.loads(found.arguments) if isinstance(found.arguments, str) else found.arguments
+    """Raises _NoCall unless it is one."""
+    name, arguments, own_id = found.name, found.arguments, found.id
     # Formats that are no JSON take a value that is none for text, and say so.
     is_whole = found.status in ("ok", "invalid_json")
-    if not is_whole or not found.name or not isinstance(arguments, dict):
-        raise ValueError("a call has a name, and an object of arguments")
-    check_plain([found.name, arguments, found.id])
-    return ToolCall(found.name, arguments, found.id)
+    try:
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        check_plain([name, arguments, own_id])
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _NoCall(str(error)) from error
+    if not is_whole or not name or not isinstance(arguments, dict):
+        raise _NoCall("a call has a name, and an object of arguments")
+    return ToolCall(name, arguments, own_id)
 
 
 def _list(tools: Sequence[Tool] | None) -> list[Tool] | None:

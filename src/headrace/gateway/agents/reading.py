@@ -15,7 +15,7 @@ from headrace.experience.text.token_texts import ShownToken, TokenTexts
 from headrace.experience.text.tokens import TextCodec
 from headrace.gateway.agents.call_ids import call_id
 from headrace.gateway.agents.left_out import left_out
-from headrace.gateway.agents.model_renderer import AnswerReader
+from headrace.gateway.agents.model_renderer import AnswerReader, UnreadAnswer
 from headrace.gateway.agents.parsed_text import ParsedText, ToolCall
 from headrace.gateway.agents.reasoning import split_reasoning
 from headrace.gateway.agents.tool_calls import Parser, parse_tool_calls
@@ -33,6 +33,8 @@ class Said:
     """What was sampled from that text on."""
     read: ParsedText | None = None
     """What the model's renderer read in it, if it does."""
+    is_unread: bool = False
+    """Whether the renderer raised something instead, so that all of it is text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,10 @@ class Reading:
             return Said(text[:place], by, text[place:])
         if self.by_renderer is None:
             return Said(text, None)
-        return Said(text, None, read=self.by_renderer.read(answer) or self._read(text, None))
+        try:
+            return Said(text, None, read=self.by_renderer.read(answer) or self._read(text, None))
+        except UnreadAnswer:
+            return Said(text, None, read=self._read(text, None), is_unread=True)
 
     def message(self, said: Said, number: int) -> Message:
         """What the policy said, as a message; `number`: of the answer in its session."""
