@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,18 @@ from typing import Any
 import pytest
 import torch
 from controller_jobs import make_job
+from engines_helpers import tiny_model
 
 from headrace.cli.main import main
 from headrace.config import SFTConfig, TrainConfig, load_config
+from headrace.controller import serve
 from headrace.controller.planning.out_of_memory import OutOfMemory, told, what_to_lower
+from headrace.engines.embedded.cache import KeyValueCache
+from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
 from headrace.engines.embedded.core import EngineCore
+from headrace.engines.embedded.runners import choice
+from headrace.engines.protocol import EngineError
+from headrace.models import loading
 from headrace.runtime.workers import WorkerError
 from headrace.training.trainer import HFTrainer
 
@@ -85,6 +93,66 @@ def test_offline_trainers_say_so_too(
         fails_at(HFTrainer, "accumulate", 2, patch)
         assert main(["sft", str(config), "--dir", str(tmp_path / "out")]) == 1
     assert f"headrace: memory ran out on cuda:1, with 2.50 GiB more asked for; {LOWER}, set" in capsys.readouterr().err
+
+
+def test_eval_says_so_too_of_what_its_engine_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job(tmp_path)
+    fails_at(EngineCore, "_cache_of", 1, monkeypatch)
+    assert main(["eval", str(job)]) == 1
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("headrace:")]
+    assert said == (
+        "headrace: memory ran out on cuda:1, with 2.50 GiB more asked for; lower engine.max_concurrent_sequences (8) "
+        "or engine.prefill_tokens_per_step (1024)"
+    )
+
+
+def test_serve_says_so_by_its_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    async def serve_model(*args: Any, **kwargs: Any) -> None:
+        raise EngineError("the engine died") from torch.OutOfMemoryError(OF_TORCH)
+
+    monkeypatch.setattr(serve, "serve_model", serve_model)
+    assert main(["serve", "model", "--max-concurrent-sequences", "32"]) == 1
+    assert capsys.readouterr().err == (
+        "headrace: memory ran out on cuda:1, with 2.50 GiB more asked for; lower --max-concurrent-sequences (32) or "
+        "--max-context (the model's)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "asked"),
+    [
+        (MemoryError(), ""),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), ""),
+        (MemoryError("Unable to allocate 8.00 EiB for an array"), ", with 8.00 EiB more asked for"),
+        (WorkerError(0, "MemoryError", ""), ""),
+        (WorkerError(0, "_ArrayMemoryError", "Unable to allocate 2. TiB"), ", with 2. TiB more asked for"),
+    ],
+)
+def test_the_machines_memory_that_runs_out_in_python_or_numpy_is_told_alike(error: Exception, asked: str) -> None:
+    config = SFTConfig.model_validate({"model": {"path": "m"}, "data": {"train": "d"}})
+    with pytest.raises(OutOfMemory) as told_of, told(config, resumes=False):
+        raise error
+    assert str(told_of.value) == f"memory ran out{asked}; {LOWER}, set model.gradient_checkpointing=true"
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(OF_TORCH), MemoryError()])
+def test_memory_that_runs_out_while_a_model_is_read_or_tried_is_no_fault_of_the_model(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: Any) -> Any:
+        raise error
+
+    with pytest.raises(type(error)):
+        loading._read("a/model", "weights", fails)
+    if isinstance(error, RuntimeError):
+        model = tiny_model("qwen3").eval()
+        cache = KeyValueCache(cache_shape(model.config), CachePlan(2, 16, 0), torch.float32, torch.device("cpu"))
+        monkeypatch.setattr(choice.FusedRunner, "of", lambda *args: None)
+        monkeypatch.setattr(choice, "_error", fails)
+        with pytest.raises(torch.OutOfMemoryError):
+            choice.choose_runner(model, cache)
 
 
 def of_the_cpu() -> None:

@@ -29,23 +29,29 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"--token-env names {args.token_env}, which is not set; export it, or leave it out")
     config, template = _engine_config(args), _template(args)
     from headrace.cli.piped import tell
+    from headrace.controller.planning.out_of_memory import told_of
     from headrace.controller.serve import serve_model
     from headrace.runtime.event_loop import run_to_end
 
+    lower = {
+        "--max-concurrent-sequences": args.max_concurrent_sequences,
+        "--max-context": "the model's" if args.max_context is None else args.max_context,
+    }
     try:
-        run_to_end(
-            lambda: serve_model(
-                args.model,
-                config,
-                host=args.host,
-                port=args.port,
-                token=token,
-                seed=args.seed,
-                template=template,
-                ready=lambda address: tell(f"serving {args.model} at {address}"),
-            ),
-            "headrace serve",
-        )
+        with told_of(lower):
+            run_to_end(
+                lambda: serve_model(
+                    args.model,
+                    config,
+                    host=args.host,
+                    port=args.port,
+                    token=token,
+                    seed=args.seed,
+                    template=template,
+                    ready=lambda address: tell(f"serving {args.model} at {address}"),
+                ),
+                "headrace serve",
+            )
     except ConfigError as error:
         # Here an engine's setting is an option of the command, not a key of a file.
         words = str(error)

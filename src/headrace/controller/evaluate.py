@@ -17,6 +17,7 @@ from headrace.controller.building.reward_model import load_model_reward
 from headrace.controller.building.reward_pools import reward_pools
 from headrace.controller.building.threads import inline_runtime
 from headrace.controller.building.workers_apart import workers_apart
+from headrace.controller.planning.out_of_memory import keys_of_engines, told_of
 from headrace.controller.planning.plan import Plan
 from headrace.controller.watching import watchdog
 from headrace.models.loading import resolve_device
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 async def evaluate(plan: Plan, only: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
     """By the name of each held-out set its result (see `Evaluation.run`); of those named in `only`, if any are.
 
-    Raises ConfigError if there is none, and as `load_engines`.
+    Raises ConfigError if there is none, OutOfMemory, and as `load_engines`.
     """
     names = [each.name for each in plan.config.held_out]
     if not names:
@@ -45,7 +46,7 @@ async def evaluate(plan: Plan, only: Sequence[str] = ()) -> dict[str, dict[str, 
         apart=workers_apart(plan.config, None),
     )
     try:
-        with plane_of(plan.config, None) as plane:
+        with told_of(keys_of_engines(plan.config)), plane_of(plan.config, None) as plane:
             return await _evaluate(plan, only, runtime, plane)
     finally:
         await runtime.close()

@@ -13,6 +13,7 @@ from headrace.config import ConfigError
 from headrace.models.config_file import check_config, check_layers, check_stops, key_of, read_object
 from headrace.models.fit import check_headers, check_report
 from headrace.models.folder import check_weights, find_model_folder, has_vocabulary, no_tokenizer
+from headrace.models.memory_errors import memory_cause
 from headrace.models.quiet import quiet_transformers
 from headrace.models.weight_files import read_headers
 
@@ -343,6 +344,8 @@ def _read(path: str | Path, what: str, read: Callable[[], T]) -> T:
         except ConfigError:
             raise
         except Exception as error:  # of any kind: the libraries take for granted that the files are right
+            if memory_cause(error) is not None:
+                raise  # the files are as they should be
             raise ConfigError(f"{what} of model {str(path)!r} cannot be used: {_explain(error)}") from error
 
 

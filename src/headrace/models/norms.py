@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headrace.models.memory_errors import is_of_memory
+from headrace.models.memory_errors import memory_cause
 
 Norm = Callable[[Tensor, Tensor, float], Tensor]
 _PROBE_ROWS = 3
@@ -73,7 +73,7 @@ def _agrees(module: nn.Module, norm: Norm, weight: nn.Parameter, eps: float) -> 
     try:
         ours, own = norm(x, others, eps), module(x)
     except (RuntimeError, TypeError) as cause:
-        if is_of_memory(cause):
+        if memory_cause(cause) is not None:
             raise
         return False
     finally:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.models.memory_errors import is_of_memory
+from headrace.models.memory_errors import memory_cause
 from headrace.models.prefixes import SharedPrefixes
 from headrace.models.varied_lengths import VariedLengths
 
@@ -88,7 +88,7 @@ def _checked(device: torch.device, dtype: torch.dtype, sizes: tuple[int, int, in
     try:
         error = disagreement(by_torch, device, dtype, sizes, _PROBE_WINDOW if is_windowed else None)
     except Exception as cause:  # whatever a kernel may say to these sizes
-        if is_of_memory(cause):
+        if memory_cause(cause) is not None:
             raise
         what = f"{type(cause).__name__}: {cause}"
     else:

@@ -171,9 +171,9 @@ class ModelRenderer:
         if type(error) not in self._told:
             self._told.add(type(error))
             logger.warning(
-                "the renderer %s of %s raised %s where it read an answer, which is taken for text; what the policy wrote "
-                "may be the cause, but where unread_answers in the samples' metadata grows on, the package is: set "
-                "gateway.renderer to %s, or install another version of it",
+                "the renderer %s of %s raised %s where it read an answer, which is taken for text; what the policy "
+                "wrote may be the cause, but where unread_answers in the samples' metadata grows on, the package is: "
+                "set gateway.renderer to %s, or install another version of it",
                 self.name,
                 package(),
                 type(error).__name__,

@@ -9,7 +9,7 @@ import torch
 
 from headrace.engines.embedded.noise import stream_of
 from headrace.engines.embedded.sampler import Sampled, SamplingRows, sample
-from headrace.models.memory_errors import is_of_memory
+from headrace.models.memory_errors import memory_cause
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def choose_sampler(vocab_size: int, device: torch.device) -> Sample:
         if what is None:
             return sample_fused
     except Exception as cause:  # whatever a compiler may say
-        if is_of_memory(cause):
+        if memory_cause(cause) is not None:
             raise
         what = f"{type(cause).__name__}: {cause}"
     logger.warning("the engine samples with torch's kernels, not with its own for CUDA: %s", what)

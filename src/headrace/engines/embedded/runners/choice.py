@@ -16,7 +16,7 @@ from headrace.engines.embedded.runners.fused_runner import FusedRunner
 from headrace.engines.embedded.runners.generic_runner import GenericRunner
 from headrace.engines.embedded.runners.runner import ChunkBatch, Runner
 from headrace.engines.protocol import EngineError
-from headrace.models.memory_errors import is_of_memory
+from headrace.models.memory_errors import memory_cause
 from headrace.models.routing import Recorded, attach_routing
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def _choose(model: Any, cache: KeyValueCache, tokens: torch.Tensor) -> Runner:
         error = _error(generic, tokens, expected, tolerance)
         generic.route(None)
     except (TypeError, AttributeError, IndexError, RuntimeError) as cause:
-        if is_of_memory(cause):
+        if memory_cause(cause) is not None:
             raise
         raise EngineError(
             f"{type(model).__name__} does not run over the KV cache of the embedded engine ({cause}); "
@@ -96,7 +96,7 @@ def _with_own_kernels(
             return fused
         what = f"their logits are {error:.1f} times the tolerance away from the model's"
     except Exception as cause:  # whatever a compiler may say
-        if is_of_memory(cause):
+        if memory_cause(cause) is not None:
             raise
         what = f"{type(cause).__name__}: {cause}"
     logger.warning("the engine computes with torch's kernels, not with its own for CUDA: %s", what)
