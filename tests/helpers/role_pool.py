@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -21,6 +22,8 @@ from headrace.weights.plane import WeightOffer
 from headrace.weights.version import Version
 
 STALL_S = 1_000.0
+RAISED = " (role_pool.py)"
+"""Where a pool raises what is no HeadraceError, as `without_lines` has it."""
 
 
 class Member:
@@ -53,6 +56,10 @@ class Member:
     @property
     def view(self) -> EngineView:
         return EngineView(self.index, self.state, self.version)
+
+
+def without_lines(message: str) -> str:
+    return re.sub(r", line \d+\)$", ")", message)
 
 
 class Pinned:

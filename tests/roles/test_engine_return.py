@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from role_pool import STALL_S, Member, Pool, Scene, play
+from role_pool import RAISED, STALL_S, Member, Pool, Scene, play, without_lines
 
 from headrace.engines.absent import AbsentEngine
 from headrace.engines.pool import EnginePool
@@ -38,22 +38,25 @@ def test_one_that_died_is_built_anew_once_and_nothing_is_asked_of_one_that_serve
     returning(pool, body)
 
 
-def test_what_fails_is_told_with_its_judge_and_tried_again_after_longer_pauses() -> None:
+def test_what_fails_is_told_with_its_judge_and_tried_again_after_longer_pauses(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     pool = Pool(Member())
     pool.judge = "judges/small"
-    pool.returns = [EngineError("no process"), MemoryError("no memory")]
+    pool.returns = [EngineError("no process"), MemoryError()]
     pool.members[0].state, pool.members[0].deaths = EngineState.EJECTED, 2
 
     async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
         await scene.settle(60)
         assert pool.told == [("come back", 0)] * 3
-        assert scene.events == [
-            (
-                "engine_not_back",
-                {"engine": 0, "judge": "judges/small", "message": "engine 0: no process"},
-            ),
-            ("engine_not_back", {"engine": 0, "judge": "judges/small", "message": "engine 0: no memory"}),
+        named = {"engine": 0, "judge": "judges/small"}
+        assert [(kind, {**data, "message": without_lines(data["message"])}) for kind, data in scene.events] == [
+            ("engine_not_back", {**named, "message": "engine 0: no process"}),
+            ("engine_not_back", {**named, "message": f"engine 0: MemoryError{RAISED}"}),
         ]
+        (record,) = [each for each in caplog.records if each.name == "headrace.roles.attempts"]
+        assert record.getMessage() == "the return of engine 0 failed, and is tried again"
+        assert record.exc_info is not None
         assert not running.done()
 
     returning(pool, body)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from role_pool import STALL_S, Member, Pool, Receiver, Scene, play
+from role_pool import RAISED, STALL_S, Member, Pool, Receiver, Scene, play, without_lines
 from scripted_relays import Scripted, forward, made
 
 from headrace.engines.pool_state import EngineState
@@ -65,15 +65,25 @@ def test_a_swap_that_fails_is_told_counted_and_tried_again_after_a_pause() -> No
 
 
 @pytest.mark.parametrize(
-    "error", [EngineError("gone"), MemoryError("no second copy"), OSError(5, "input/output error")]
+    ("error", "told", "logged"),
+    [
+        (EngineError("gone"), "gone", 0),
+        (MemoryError(), f"MemoryError{RAISED}", 1),
+        (KeyError("lm_head"), f"KeyError: 'lm_head'{RAISED}", 1),
+        (OSError(5, "input/output error"), f"OSError: [Errno 5] input/output error{RAISED}", 1),
+    ],
 )
-def test_whatever_taking_a_version_raises_is_a_swap_that_failed(error: Exception) -> None:
+def test_whatever_taking_a_version_raises_is_a_swap_that_failed(
+    error: Exception, told: str, logged: int, caplog: pytest.LogCaptureFixture
+) -> None:
     pool, receiver = Pool(), Receiver(1)
     pool.updates = [error]
 
     async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
         await scene.settle(60)
-        assert scene.events[0] == ("update_failed", {"version": "v1", "message": str(error)})
+        kind, data = scene.events[0]
+        assert (kind, data["version"], without_lines(data["message"])) == ("update_failed", "v1", told)
+        assert sum(record.exc_info is not None for record in caplog.records) == logged
         assert pool.members[0].version.number == 1
 
     follow(pool, receiver, body)
@@ -191,7 +201,9 @@ def test_an_engine_that_died_comes_back_and_each_attempt_that_fails_is_told() ->
         assert pool.told == [], "after a pause"
         await scene.settle(60)
         assert pool.told == [("come back", 0)] * 2
-        assert scene.events == [("engine_not_back", {"engine": 0, "message": "no memory"})]
+        ((kind, data),) = scene.events
+        assert (kind, data["engine"]) == ("engine_not_back", 0)
+        assert without_lines(data["message"]) == f"MemoryError: no memory{RAISED}"
 
     follow(pool, receiver, body)
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from headrace.engines.member import Member
 from headrace.engines.pool import EnginePool
 from headrace.engines.pool_state import EngineState
+from headrace.roles.attempts import words_of_attempt
 from headrace.roles.context import RoleContext
 from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.supervision import ENGINE, RETURN, after_failure
@@ -38,7 +39,8 @@ async def come_back(
             if not is_to_return():
                 return
             attempts += 1
-            context.report("engine_not_back", {**pool.named(member), "message": pool.said_of(member, str(error))})
+            told = words_of_attempt(error, f"the return of {member.name}")
+            context.report("engine_not_back", {**pool.named(member), "message": pool.said_of(member, told)})
 
 
 class EngineReturnRole:

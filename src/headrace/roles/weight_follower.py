@@ -8,6 +8,7 @@ from headrace.engines.member import Member
 from headrace.engines.pool import EnginePool
 from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import EngineError, SwapMode, Tag
+from headrace.roles.attempts import words_of_attempt
 from headrace.roles.context import RoleContext
 from headrace.roles.engine_return import come_back
 from headrace.runtime.protocol import WaitTimeout
@@ -104,14 +105,15 @@ class WeightFollowerRole:
             if not self._member.is_up:
                 return True  # it died, which is told already
             self._member.failed_swaps += 1
+            told = words_of_attempt(error, f"a swap of {self._member.name}")
             self._context.report(
-                "update_failed", {"version": self._newest(), "message": self._pool.said_of(self._member, str(error))}
+                "update_failed", {"version": self._newest(), "message": self._pool.said_of(self._member, told)}
             )
             self._pool.changed.notify()
             then = after_failure(SWAP, self._member.failed_swaps)
             await self._context.runtime.clock.sleep(then.pause_s)
             if then.measure is Measure.RESTART and self._member.revive is not None:
-                self._build_anew(error)
+                self._build_anew(told)
         return True
 
     def _newest(self) -> str:
@@ -120,7 +122,7 @@ class WeightFollowerRole:
         except WeightError as error:
             return f"unknown: {error}"
 
-    def _build_anew(self, error: Exception) -> None:
+    def _build_anew(self, why: str) -> None:
         """The engine could not take it time and again: another in its place may. What it has in flight goes on
         elsewhere, or waits. If that fails as well, it is tried for as long as the engine watch lets it."""
         member = self._member
@@ -128,7 +130,7 @@ class WeightFollowerRole:
         others = any(other.lives for other in self._pool.members if other is not member)
         # Else it is the only one, and at work: it goes on.
         if others or member.engine.rests or not (load.running or load.waiting):
-            self._pool.lose(member, EngineError(f"it could not take the newest weights: {error}"))
+            self._pool.lose(member, EngineError(f"it could not take the newest weights: {why}"))
             self._pool.changed.notify()
 
     async def _wait(self) -> None:
