@@ -151,6 +151,20 @@ def test_one_that_a_rank_dies_of_is_not_committed_and_the_next_one_is_begun_anew
     in_house(tmp_path / "run", see, every=2)
 
 
+def test_that_the_last_one_was_not_written_is_told_where_the_run_ends_with_another_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def see(house: House) -> None:
+        house.trainer.fails = OSError(28, "no space left on device")
+        await house.checkpointer.after(house.train(1))
+        house.trainer.may_write.set()
+        await house.checkpointer.close()
+        (record,) = caplog.records
+        assert record.getMessage().startswith("checkpoint 1 was not written: no space left while writing")
+
+    in_house(tmp_path / "run", see, every=1)
+
+
 def test_a_disk_that_is_full_is_told_to_whoever_comes_next_and_nothing_is_left(tmp_path: Path) -> None:
     async def see(house: House) -> None:
         house.trainer.fails = OSError(28, "no space left on device")

@@ -157,12 +157,16 @@ def test_it_says_when_ahead_binds(tmp_path: Path, ahead: int, words: str) -> Non
         asyncio.run(ask_for(3, said))
 
 
-def test_a_question_is_answered_line_by_line_and_a_bad_one_refused(tmp_path: Path) -> None:
+def test_a_question_is_answered_line_by_line_and_a_bad_one_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def answer(asked: Mapping[str, Any], say: Any) -> None:
         if "no" in asked:
             raise ConfigError("no such thing")
         if "late" in asked:
             raise WaitTimeout("an engine", 3.0)
+        if "bug" in asked:
+            raise KeyError("engine/7")
         say("one")
         say("two")
 
@@ -174,6 +178,12 @@ def test_a_question_is_answered_line_by_line_and_a_bad_one_refused(tmp_path: Pat
                 await asyncio.to_thread(ask, tmp_path, {"no": 1}, said.append, seconds=5.0)
             with pytest.raises(ConfigError, match=r"^waited 3.0 s for an engine"):
                 await asyncio.to_thread(ask, tmp_path, {"late": 1}, said.append, seconds=5.0)
+            assert not caplog.records, "what is refused is for whoever asked"
+            with pytest.raises(ConfigError, match=r"^KeyError: 'engine/7'$"):
+                await asyncio.to_thread(ask, tmp_path, {"bug": 1}, said.append, seconds=5.0)
+            (record,) = caplog.records
+            assert record.getMessage() == "what was asked for was not done"
+            assert record.exc_info is not None
             reader, writer = await asyncio.open_unix_connection(os.path.relpath(tmp_path / NAME))
             writer.write(b"[1\n")
             assert b"not understood" in await reader.read()

@@ -293,6 +293,20 @@ class Placed:
         return threading.current_thread().name, [*_around]
 
 
+class Unending:
+    """Fails at its end."""
+
+    kind: ClassVar[str] = "unending"
+    types: ClassVar[WireTypes] = WireTypes()
+
+    def __init__(self, fails: bool, host: Host) -> None:
+        self._fails = fails
+
+    async def close(self) -> None:
+        if self._fails:
+            raise KeyError("lane")
+
+
 class Closing:
     """Tells at its end."""
 

@@ -22,6 +22,7 @@ from headrace.config.reward import RewardConfig
 from headrace.experience.failures import failure_kind
 from headrace.observe.durations import quantile
 from headrace.rewards.outcome import RewardOutcome
+from headrace.rewards.processes import slot
 from headrace.rewards.processes.clearing import Clearing
 from headrace.rewards.processes.reward_process import RewardProcess
 from headrace.rewards.reward_pool import RewardPool, worker_count
@@ -363,9 +364,23 @@ def test_a_reward_whose_file_breaks_during_the_run_fails_its_calls(hostile: str)
     asyncio.run(play())
 
 
-def test_while_one_place_cannot_be_filled_the_others_go_on(hostile: str) -> None:
+def test_while_one_place_cannot_be_filled_the_others_go_on(
+    hostile: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(slot, "_RESTART_PAUSE_S", 0.05)
+
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == slot.__name__]
+
+    async def told_times(times: int) -> None:
+        for _ in range(500):
+            if len(told()) == times:
+                return
+            await asyncio.sleep(0.02)
+
     async def play() -> None:
         async with running(f"{hostile}:reward", workers=2) as pool:
+            whole = Path(hostile).read_text()
             Path(hostile).write_text("import absent_library")
             rows: list[dict[str, Any]] = [{"kind": "exit"}, *({"kind": "good"} for _ in range(20))]
             bad, *good = await asyncio.gather(*(pool.score("four", row, "") for row in rows))
@@ -373,6 +388,14 @@ def test_while_one_place_cannot_be_filled_the_others_go_on(hostile: str) -> None
             assert good == [RewardOutcome(4.0)] * 20
             await asyncio.sleep(0.3)
             assert await pool.score("four", {"kind": "good"}, "") == RewardOutcome(4.0)
+            await told_times(1)
+            await asyncio.sleep(0.3)
+            (failed,) = told()
+            assert "ended, and none takes its place: " in failed
+            assert "absent_library" in failed
+            Path(hostile).write_text(whole)
+            await told_times(2)
+            assert told()[1].endswith("takes the place of the one that ended before")
 
     asyncio.run(play())
 

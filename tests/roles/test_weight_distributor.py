@@ -21,6 +21,8 @@ from headrace.roles.context import RoleContext
 from headrace.roles.weight_distributor import WeightDistributor
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.signal import Signal
+from headrace.store import DiskFull
+from headrace.store.errors import disk_full
 from headrace.training.group import TrainerGroup
 from headrace.training.rank import Task, TrainerRank
 from headrace.training.rank_workers import RankHere
@@ -191,6 +193,35 @@ def test_a_hybrid_reference_and_a_step_meanwhile_change_nothing_of_what_arrives(
             assert not all(torch.equal(now[name], tensor) for name, tensor in wanted.items()), "the step was one"
         finally:
             go_on.set()
+            await house.runtime.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [disk_full(Path("run.db")), WeightError("its device is gone")])
+def test_of_a_version_that_is_taken_back_only_a_record_that_failed_is_raised(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    async def main() -> None:
+        house = House(MemoryPublisher())
+
+        async def send() -> Any:
+            raise error
+
+        house.distributor._source.send = send  # type: ignore[method-assign]
+        try:
+            await house.publish(3)
+            if isinstance(error, WeightError):
+                await house.distributor.forget()
+                told = "the journey of v3, which was taken back, did not arrive: its device is gone"
+                assert told in [record.getMessage() for record in caplog.records]
+            else:
+                with pytest.raises(DiskFull):
+                    await house.distributor.forget()
+            await house.distributor.settled()
+        finally:
             await house.runtime.close()
 
     asyncio.run(main())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from runtime_worker_kinds import Closing, Placed, Point, Probe, Spec
+from runtime_worker_kinds import Closing, Placed, Point, Probe, Spec, Unending
 
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.local import awaited as answers
@@ -589,6 +589,18 @@ def test_one_whose_leave_was_given_up_is_closed_with_the_runtime(run: Run, tmp_p
 
     run(main)
     assert (tmp_path / "said").read_text() == "closed\nclosed\n"
+
+
+def test_each_end_that_fails_is_told_with_its_worker_and_what_it_raised(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main(runtime: Runtime) -> None:
+        await runtime.start(Unending, [True, False, True], HERE)
+        await runtime.close()
+
+    run(main)
+    told = [record.getMessage() for record in caplog.records if record.name == "headrace.runtime.local.place"]
+    assert told == [f"at the end of {name}: {name}: KeyError: 'lane'" for name in ("unending/0", "unending/2")]
 
 
 def test_workers_are_closed_with_the_runtime(run: Run, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 
 from headrace.controller.best import BestCheckpoint
 from headrace.observe.events import EventSink
+from headrace.observe.failure import words_of
 from headrace.observe.spent import CHECKPOINTS, Activity
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.together import together
@@ -164,9 +164,13 @@ class Checkpointer:
         self._begun = self._committed
 
     async def close(self) -> None:
-        """As `forget`, where the run ends with an error of its own."""
-        with suppress(Exception):
+        """As `forget`, where the run ends with an error of its own, which is the one to be raised."""
+        writing = self._writing
+        try:
             await self.settled()
+        except Exception as error:
+            what = "the last checkpoint" if writing is None else writing.get_name()
+            logger.warning("%s was not written: %s", what, words_of(error))
 
     async def _begin(self, version: Version, *, copies: bool) -> None:
         clock, checkpoints = self._runtime.clock, self._store.checkpoints

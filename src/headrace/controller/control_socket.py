@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
@@ -18,6 +19,8 @@ from headrace.config.errors import ConfigError
 from headrace.errors import HeadraceError
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.store.run_store import CONTROL_NAME as NAME
+
+logger = logging.getLogger(__name__)
 
 _MOST_BYTES = 4096
 _ASK_S = 10.0
@@ -51,6 +54,7 @@ async def listening(folder: Path, clock: Clock, answer: Answer) -> AsyncGenerato
         except HeadraceError as error:
             say(error=str(error))
         except Exception as error:  # whoever asked waits for a word; the run goes on
+            logger.exception("what was asked for was not done")
             say(error=f"{type(error).__name__}: {error}")
         try:
             with suppress(OSError):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from headrace.observe.failure import words_of
 from headrace.roles.context import RoleContext
 from headrace.runtime.signal import Signal
+from headrace.store import StoreError
 from headrace.weights.plane import Departure
 from headrace.weights.version import Version
+
+logger = logging.getLogger(__name__)
 
 _LANE = "weights out"
 
@@ -57,10 +62,15 @@ class WeightDistributor:
             await asyncio.shield(self._journey)
 
     async def forget(self) -> None:
-        """The version that is on its way was taken back: returns once it has arrived, or could not."""
+        """The version that is on its way was taken back: returns once it has arrived, or could not. Raises StoreError
+        where its arrival could not be recorded."""
         journey, self._journey = self._journey, None
         if journey is not None:
-            await asyncio.gather(journey, return_exceptions=True)
+            (error,) = await asyncio.gather(journey, return_exceptions=True)
+            if isinstance(error, StoreError):
+                raise error
+            if error is not None:
+                logger.info("%s, which was taken back, did not arrive: %s", journey.get_name(), words_of(error))
 
     async def _send(self, version: Version) -> None:
         try:

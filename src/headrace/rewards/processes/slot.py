@@ -12,6 +12,7 @@ from collections import deque
 from typing import Any
 
 from headrace.experience.failures import FailureKind
+from headrace.observe.failure import words_of
 from headrace.rewards.processes.clearing import Clearing
 from headrace.rewards.processes.queue import Call, CallQueue
 from headrace.rewards.processes.reward_process import Launch, RewardProcess
@@ -70,6 +71,7 @@ class Slot:
 
     async def serve(self) -> None:
         """Replace the process whenever it is lost or killed, until cancelled."""
+        is_told = False
         while True:
             if self._process is not None:
                 late = await self._watch(self._process)
@@ -80,7 +82,19 @@ class Slot:
                 await self.open()
             except Exception as error:  # the user's file was changed under the run, or the machine has no room
                 self._queue.fail_if_stranded(f"no process takes its place: {error}")
+                if not is_told:
+                    is_told = True
+                    logger.warning(
+                        "a process of %s ended, and none takes its place: %s; it is tried each %g s, and others go on",
+                        self._launch.what,
+                        words_of(error),
+                        _RESTART_PAUSE_S,
+                    )
                 await self._clock.sleep(_RESTART_PAUSE_S)
+            else:
+                if is_told:
+                    is_told = False
+                    logger.warning("a process of %s takes the place of the one that ended before", self._launch.what)
 
     async def close(self) -> None:
         if self._process is not None:

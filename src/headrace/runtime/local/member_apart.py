@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any, Protocol
 
+from headrace.observe.failure import words_of
 from headrace.runtime.local.awaited import END_S
 from headrace.runtime.progress import Stuck
 from headrace.runtime.workers import Placement, WorkerError, WorkerLost
@@ -89,7 +90,7 @@ class MemberApart(ABC):
             await asking.build(self._spec, self._where.start_s)
             self._is_made = True
         except BaseException as error:
-            self.lose(f"it could not be made: {error}")
+            self.lose(f"it could not be made: {words_of(error)}")
             await self.cleared()
             raise
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from headrace.observe.failure import words_of
 from headrace.runtime.at_start import anew_if_lost
 from headrace.runtime.local.host import WorkerHost
 from headrace.runtime.local.local_refs import Keepers, KeptHere
@@ -132,10 +133,8 @@ class Place:
         """End all workers, those that were started last first. Their errors are logged."""
         groups, self._groups = self._groups, []
         for group in reversed(groups):
-            try:
-                await group.close()
-            except Exception as error:
-                logger.warning("at its end: %s", error)
+            for name, error in (await group.end()).items():
+                logger.warning("at the end of %s: %s", name, words_of(error))
         if self._apart is not None:
             await self._apart.close()
 

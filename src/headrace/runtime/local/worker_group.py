@@ -135,8 +135,11 @@ class WorkerGroup(Generic[W]):
 
     async def close(self) -> None:
         """See `Workers.close`. Of one that was to leave, and did not, as whoever waited for that was cancelled, too."""
+        for error in (await self.end()).values():
+            raise error
+
+    async def end(self) -> dict[str, BaseException]:
+        """As `close`; what each of those raised whose end failed, by its name."""
         there = [member for member in self._members if member.rank not in self._left or member.lost is None]
         ends = await asyncio.gather(*(member.close() for member in there), return_exceptions=True)
-        for end in ends:
-            if end is not None:
-                raise end
+        return {member.name: end for member, end in zip(there, ends, strict=True) if end is not None}
