@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import decimal
+import errno
 import gzip
 import json
 import os
@@ -27,6 +28,7 @@ from hypothesis import strategies as st
 from headrace.config import ConfigError
 from headrace.config.data import SourceConfig
 from headrace.experience.prompts.dataset import SourcePrompts, open_prompts
+from headrace.store import DiskFull
 
 ROWS = [{"prompt": f"{i} + {i} =\n", "answer": str(2 * i), "level": str(i % 7)} for i in range(1, 301)]
 """All values are text, which every format has."""
@@ -450,3 +452,24 @@ except ConfigError as error:
     assert done.stdout.startswith(f"cannot unpack {name} into "), done.stdout
     assert "its disk is full; make room there, or set TMPDIR to a folder on a larger disk" in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_is_full_while_a_data_set_is_cached_is_told_as_that(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_dataset(path: str, **options: Any) -> datasets.Dataset:
+        raise datasets.exceptions.DatasetGenerationError("An error occurred") from OSError(number, "it is full")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(DiskFull, match=r"^no space left while the package datasets cached 'a/name' .*HF_HOME"):
+        open_prompts(SourceConfig(path="a/name"), prompt_column="prompt")
+
+
+def test_memory_that_runs_out_while_a_data_set_is_read_is_no_fault_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(path: str, **options: Any) -> datasets.Dataset:
+        raise datasets.exceptions.DatasetGenerationError("An error occurred") from MemoryError()
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(datasets.exceptions.DatasetGenerationError):
+        open_prompts(SourceConfig(path="a/name"), prompt_column="prompt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from headrace.config.data import SourceConfig
 from headrace.experience.sources.arrow_batches import check_names, readable, rows_of
 from headrace.experience.sources.arrow_files import Look
 from headrace.experience.sources.rows import Row
+from headrace.store import DiskFull
 
 if TYPE_CHECKING:
     import datasets
@@ -114,6 +116,16 @@ def _quiet() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
+def _of_room(error: BaseException) -> OSError | MemoryError | None:
+    """What `error` came of, if that was that a disk or memory was full."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, MemoryError) or (isinstance(seen, OSError) and seen.errno in (errno.ENOSPC, errno.EDQUOT)):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
 @contextmanager
 def _in_words(source: SourceConfig) -> Iterator[None]:
     try:
@@ -121,6 +133,14 @@ def _in_words(source: SourceConfig) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:  # of the package, its builders and its client, which share no base
+        lacks = _of_room(error)
+        if isinstance(lacks, MemoryError):
+            raise
+        if lacks is not None:
+            raise DiskFull(
+                f"no space left while the package datasets cached {source.path!r} ({lacks}); free space on that disk "
+                "(or raise the quota), or set HF_HOME to a folder on another one"
+            ) from error
         cause = f"; {error.__cause__}" if error.__cause__ is not None else ""
         why = " ".join(f"{error}{cause}".split())
         raise ConfigError(
