@@ -87,6 +87,22 @@ def test_the_small_model_is_built_and_probed_unless_it_is_large_all_the_same(mon
     assert len(probed) == 1
 
 
+def test_why_nothing_is_checked_is_in_the_log_for_whoever_looks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*args: Any) -> Any:
+        raise KeyError("hidden_size")
+
+    caplog.set_level("DEBUG", logger=small_twin.__name__)
+    with monkeypatch.context() as patch:
+        patch.setattr(small_twin, "_shrunk", fails)
+        check_cut(CONFIGS["qwen3"], shared=True, stages=1, gives_values=False)
+    monkeypatch.setattr(small_twin, "PackedLM", fails)
+    check_cut(CONFIGS["qwen3"], shared=True, stages=1, gives_values=False)
+    found = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert list(map(repr, found)) == ["KeyError('hidden_size')"] * 2
+
+
 def test_of_a_critic_and_nobody_s_random_numbers_are_touched() -> None:
     torch.manual_seed(7)
     expected = torch.rand(1)

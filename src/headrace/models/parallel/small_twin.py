@@ -4,6 +4,7 @@ weights are random. What only passes tell of the one, they tell of the other."""
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from headrace.models.parallel.stages import require_stages, without_stages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+logger = logging.getLogger(__name__)
 
 _LAYERS, _WIDTH, _BETWEEN, _VOCABULARY = 4, 256, 16, 64
 _MOST = 16 * 2**20
@@ -35,7 +38,8 @@ def check_cut(config: PreTrainedConfig, *, shared: bool, stages: int, gives_valu
         if gives_values:
             small.num_labels = 1
         model = outline(small, "", kind)
-    except Exception:  # whatever an architecture makes of sizes that it cannot have
+    except Exception as error:  # whatever an architecture makes of sizes that it cannot have
+        logger.debug("of %s there is no small one: its cut is not checked before it is loaded", kind, exc_info=error)
         return
     can = may_keep_segments(model)
     lm = _made(config, small, kind) if can and model.num_parameters() <= _MOST else None
@@ -59,7 +63,8 @@ def _made(config: PreTrainedConfig, small: Any, kind: Any) -> PackedLM | None:
             torch.manual_seed(0)
             model = kind.from_config(small, trust_remote_code=False, dtype=torch.float32, **attention_of(small))
         return PackedLM(model.eval())
-    except Exception:  # as above
+    except Exception as error:  # as above
+        logger.debug("the small one of %s does not compute: only its outline is checked", kind, exc_info=error)
         return None
 
 
