@@ -12,7 +12,7 @@ from controller_jobs import make_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.cli.init import trl, verl
+from headrace.cli.init import command, trl, verl
 from headrace.cli.init.translate import Unreadable, translate
 from headrace.cli.main import main
 from headrace.config import TrainConfig, load_config
@@ -27,6 +27,7 @@ def test_what_it_writes_is_a_run_once_there_is_a_model(
 ) -> None:
     folder = tmp_path / "new"
     assert main(["init", str(folder)]) == 0
+    assert f"cd {folder}; {sys.executable} -m pytest test_reward.py; " in capsys.readouterr().out
     assert sorted(path.name for path in folder.iterdir()) == FILES
     monkeypatch.chdir(folder)
     assert main(["check", "config.yaml"]) == 2
@@ -36,6 +37,15 @@ def test_what_it_writes_is_a_run_once_there_is_a_model(
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "test_reward.py"]
     tested = subprocess.run(tests, cwd=folder, capture_output=True, text=True)
     assert "3 passed" in tested.stdout, tested.stdout
+
+
+def test_where_there_is_no_pytest_how_it_is_installed_is_said(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    assert main(["init", str(tmp_path / "new")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == f"pytest is not installed: {sys.executable} -m pip install pytest"
 
 
 def test_nothing_is_ever_overwritten(tmp_path: Path, capsys: Captured) -> None:

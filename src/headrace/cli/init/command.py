@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,10 @@ def run(args: argparse.Namespace) -> int:
     there = "" if folder == Path() else f"cd {shlex.quote(str(folder))}; "
     called = shlex.join(program())
     print("next: put a model's folder or Hub name into config.yaml, your rows into train.jsonl and eval.jsonl; then")
-    print(f"  {there}python -m pytest test_reward.py; {called} check config.yaml; {called} train config.yaml")
+    tests = f"{shlex.quote(sys.executable)} -m pytest test_reward.py"  # by what imports headrace, and so may reward.py
+    print(f"  {there}{tests}; {called} check config.yaml; {called} train config.yaml")
+    if find_spec("pytest") is None:
+        print(f"pytest is not installed: {shlex.quote(sys.executable)} -m pip install pytest")
     return 0
 
 

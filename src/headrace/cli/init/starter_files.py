@@ -51,7 +51,7 @@ def score(response: str, row: dict) -> float:
     return float(bool(numbers) and float(numbers[-1]) == float(row["answer"]))
 '''
 _TEST = '''\
-"""What the reward gives for answers that are right, wrong, and none: `python -m pytest test_reward.py`."""
+"""What the reward gives for answers that are right, wrong, and none. `headrace init` says how to run it."""
 
 from reward import score
 
