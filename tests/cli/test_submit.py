@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from controller_jobs import make_job
 from ray_nodes import JOB_SERVER, job_server
 from served_run import until_batch
 
+from headrace.cli import submit
 from headrace.config import TrainConfig, load_config
 from headrace.controller.shipping import ship
 from headrace.store import RunReader
@@ -54,6 +57,19 @@ def test_a_run_to_begin_from_is_named_in_full_with_its_version(
     given["from"] = {"run": f"runs/a{version}"}
     made = yaml.safe_load(ship(load_config(TrainConfig, given, []), into).read_text())
     assert made["from"]["run"] == f"{tmp_path}/runs/a{version}"
+
+
+def test_what_a_job_prints_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    class Jobs:
+        async def follow(self, job: str, write: Callable[[str], None]) -> int:
+            write("one\n\x1b]52;c;cm0gLXJmIH4=\x07two\n")
+            return 3
+
+        async def stop(self, job: str) -> None:
+            raise AssertionError("nobody said so")
+
+    assert asyncio.run(submit._followed(Jobs(), "job-1")) == 3  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "one\n\u241b]52;c;cm0gLXJmIH4=\u2407two\n"
 
 
 def submitted(config: Path, run: Path, address: str, *more: str) -> list[str]:

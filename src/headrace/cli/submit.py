@@ -14,6 +14,7 @@ from headrace.cli.load import load_noted, tell_note
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.cluster import resource_overrides
 from headrace.config.values.paths import path_of
+from headrace.observe.untrusted import visible
 
 if TYPE_CHECKING:
     from headrace.runtime.ray.jobs import Jobs
@@ -54,7 +55,7 @@ async def _followed(jobs: Jobs, job: str) -> int:
     from headrace.controller.stopping import StopRequest
 
     def write(lines: str) -> None:
-        sys.stdout.write(lines)
+        sys.stdout.write(visible(lines))  # what a model wrote may be in them
         sys.stdout.flush()
 
     with StopRequest("the job is stopped; a second signal leaves it to its end") as told:
