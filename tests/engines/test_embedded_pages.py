@@ -49,6 +49,16 @@ def test_whole_pages_are_shared_and_the_last_is_copied() -> None:
     assert table.free == 8
 
 
+def test_a_slot_that_has_pages_is_given_no_others() -> None:
+    table = PageTable(slots=2, pages=4, page_tokens=4)
+    table.extend(0, 4)
+    table.extend(1, 4)
+    for give in (table.share, table.move):
+        with pytest.raises(RuntimeError, match=r"^slot 1 is not empty: it has the pages \[1\]$"):
+            give(0, 1, 4)
+    assert table.slots == [[0], [1]]
+
+
 def test_a_slot_that_moves_keeps_its_pages() -> None:
     table = PageTable(slots=2, pages=3, page_tokens=4)
     table.extend(1, 5)

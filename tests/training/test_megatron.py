@@ -25,6 +25,7 @@ from headrace.models.packed_lm import PackedForward
 from headrace.models.packing import pack
 from headrace.training.layouts.ranks import WHOLE
 from headrace.training.megatron.language_model import MegatronLM
+from headrace.training.megatron.names import DecoderNames
 from headrace.training.megatron.weights import MegatronWeights
 from headrace.training.objective import PolicyOutputs
 from headrace.training.optimizer.whole_weights import WholeWeights
@@ -212,6 +213,15 @@ def test_layers_that_compute_something_else_are_refused() -> None:
     odd.base_model.rotary_emb.attention_scaling = 1.2
     with pytest.raises(ConfigError, match=r"logits are not those of LlamaForCausalLM.*hugging_face"):
         MegatronLM(odd)
+
+
+def test_a_version_that_calls_its_parameters_something_else_is_refused_by_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own: Any = DecoderNames.__dict__["megatron"].fget
+    monkeypatch.setattr(DecoderNames, "megatron", property(lambda self: [*own(self), "decoder.gate"]))
+    with pytest.raises(ConfigError, match=r"megatron-core [0-9.]+ does not call .* \(decoder.gate\); pip install"):
+        MegatronLM(model("llama"))
 
 
 def test_a_process_group_of_several_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

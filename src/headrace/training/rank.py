@@ -277,7 +277,8 @@ class TrainerRank:
     def recall(self, steps: int) -> None:
         """Have made so many steps, of those that it `reaches`."""
         if steps != self._steps:
-            assert steps == self._remembered, f"{steps} steps were not remembered"
+            if steps != self._remembered:
+                raise RuntimeError(f"{steps} steps were not remembered: there are {self.reaches()}")
             self._of_many.recall()
             self._steps = steps
 

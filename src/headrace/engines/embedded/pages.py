@@ -44,7 +44,7 @@ class PageTable:
 
     def share(self, source: int, target: int, tokens: int) -> list[Copy]:
         """Of the last page, if it is not whole, the target has a copy."""
-        assert not self.slots[target], f"slot {target} is not empty"
+        self._check_empty(target)
         whole, rest = divmod(tokens, self.page_tokens)
         own = self.slots[source][:whole]
         self._users[own] += 1
@@ -56,10 +56,14 @@ class PageTable:
         return [Copy(self.slots[source][whole], own[-1], rest)]
 
     def move(self, source: int, target: int, tokens: int) -> list[Copy]:
-        assert not self.slots[target], f"slot {target} is not empty"
+        self._check_empty(target)
         self.slots[target], self.slots[source] = self.slots[source], []
         self.has_changed = True
         return []
+
+    def _check_empty(self, slot: int) -> None:
+        if self.slots[slot]:
+            raise RuntimeError(f"slot {slot} is not empty: it has the pages {self.slots[slot]}")
 
     def release(self, slot: int, *, unseen: bool = False) -> None:
         if unseen:

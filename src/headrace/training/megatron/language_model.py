@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _PROBED = 11
 """Tokens for which both models' logits are compared."""
+_NAMED = 4
+"""Parameters that an error names."""
 _TOLERANCE = 1e-4
 """Largest deviation that is rounding in float32, as a share of the largest logit."""
 
@@ -126,7 +129,12 @@ class MegatronLM(nn.Module):
     def _take(self, model: PreTrainedModel) -> None:
         own = dict(self.gpt.named_parameters())
         theirs = dict(model.named_parameters())
-        assert own.keys() == set(self.names.megatron), own.keys() ^ set(self.names.megatron)
+        if apart := own.keys() ^ set(self.names.megatron):
+            raise ConfigError(
+                f"trainer.backend is megatron, and megatron-core {version('megatron-core')} does not call its "
+                f"parameters what Headrace knows ({', '.join(sorted(apart)[:_NAMED])}); pip install "
+                "'headrace[megatron]' for a version that does, or use trainer.backend: hugging_face"
+            )
         for name, parameter in own.items():
             self.names.join(name, theirs, parameter)
 

@@ -29,5 +29,6 @@ class ReadAhead(Generic[R]):
         if not self._ahead:
             return self._packed(rows)
         found = self._ahead.pop(0)
-        assert len(found) == len(rows), "they were read for another pass"
+        if len(found) != len(rows):
+            raise RuntimeError(f"{len(found)} rows were read ahead for another pass than this one of {len(rows)}")
         return found
