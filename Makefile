@@ -109,8 +109,8 @@ soak: $(READY) $(VLLM_READY) $(SGLANG_READY)
 	HEADRACE_SOAK=1 $(BIN)/python -m pytest -m "slow and soak"
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples plugins
+	$(BIN)/ruff format --check src tests benchmarks examples plugins
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -93,7 +93,7 @@ class Spent:
         """`seconds`: never falls. `what`: they are spent on from now on."""
         self._seconds = seconds
         self._what = what
-        self._totals: Counter[str] = Counter()
+        self._totals: dict[str, float] = {}
         self._until = seconds()
         self._now = what()
 
@@ -101,7 +101,7 @@ class Spent:
         """What they are spent on may have changed: those up to now count as what it was before. `until`: what `seconds`
         gives now, where that is known."""
         until = self._seconds() if until is None else until
-        self._totals[self._now] += until - self._until  # type: ignore[assignment]
+        self._totals[self._now] = self._totals.get(self._now, 0.0) + (until - self._until)
         self._until, self._now = until, self._what()
 
     def totals(self) -> dict[str, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch.distributed import PrefixStore, TCPStore
@@ -29,12 +30,12 @@ class Group:
         may take. Raises RuntimeError."""
         host, _, port = address.rpartition(":")
         timeout = timedelta(seconds=seconds)
-        options = ProcessGroupGloo._Options()
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [ProcessGroupGloo.create_device(hostname=_own_address(host, int(port)))]
         options._threads = 1
         options._timeout = timeout
         store = TCPStore(host, int(port), timeout=timeout, wait_for_workers=False)
-        self._group = ProcessGroupGloo(PrefixStore(PREFIX, store), rank, size, options)
+        self._group: Any = ProcessGroupGloo(PrefixStore(PREFIX, store), rank, size, options)
         self.address = address
 
     def received(self, size: int, at_once: int) -> torch.Tensor:

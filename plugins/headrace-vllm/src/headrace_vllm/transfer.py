@@ -124,7 +124,7 @@ class HeadraceTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         and not where one is there: then a reload would leave them unpacked. So that it is made anew."""
         if self.device.type == "cpu":
             for module in self.model.modules():
-                method = getattr(module, "quant_method", None)
+                method: Any = getattr(module, "quant_method", None)
                 if getattr(method, "moe_kernel", None) is not None:
                     method.moe_kernel = None
 
