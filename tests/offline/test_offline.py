@@ -276,19 +276,18 @@ def test_an_output_folder_that_cannot_be_written_is_refused_before_the_model_is_
 @pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "full"), OSError(errno.EIO, "broken")])
 def test_a_model_that_cannot_be_saved_leaves_the_one_before(tmp_path: Path, fault: OSError) -> None:
     output = OutputFolder(tmp_path)
-    output.claim("new")
-    output.replace_model(lambda folder: (folder / "w").write_text("first") and None)
+    with output.claim("new"):
+        output.replace_model(lambda folder: (folder / "w").write_text("first") and None)
 
     def fail(folder: Path) -> None:
         (folder / "w").write_text("half")
         raise fault
 
-    output.claim("fresh")
-    with pytest.raises(StoreError) as raised:
+    with output.claim("fresh"), pytest.raises(StoreError) as raised:
         output.replace_model(fail)
     assert str(output.model) in str(raised.value)
     assert isinstance(raised.value, DiskFull) == (fault.errno == errno.ENOSPC)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run.lock"]
     assert (output.model / "w").read_text() == "first"
 
 
@@ -301,9 +300,8 @@ def test_a_kill_while_the_model_is_replaced_leaves_one(
     tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = OutputFolder(tmp_path)
-    output.claim("new")
-    output.replace_model(lambda folder: (folder / "w").write_text("first") and None)
-    output.claim("fresh")
+    with output.claim("new"):
+        output.replace_model(lambda folder: (folder / "w").write_text("first") and None)
     calls = iter(range(10))
     rename = Path.rename
 
@@ -314,11 +312,13 @@ def test_a_kill_while_the_model_is_replaced_leaves_one(
 
     monkeypatch.setattr(Path, "rename", killed_in_between)
     try:
-        output.replace_model(lambda folder: (folder / "w").write_text("second") and None)
+        with output.claim("fresh"):
+            output.replace_model(lambda folder: (folder / "w").write_text("second") and None)
     except Killed:
         assert step < 2
     monkeypatch.undo()
-    OutputFolder(tmp_path).claim("fresh")
+    with OutputFolder(tmp_path).claim("fresh"):
+        pass
     assert (output.model / "w").read_text() == ("second" if step == 2 else "first")
 
 

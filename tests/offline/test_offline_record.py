@@ -17,6 +17,7 @@ from headrace.cli.main import main
 from headrace.observe.offline.record import OfflineStep
 from headrace.observe.offline.run_record import OfflineRun, OfflineWatcher
 from headrace.store import OfflineStore, RunReader
+from headrace.store.media.lock import RunLock
 from headrace.training.trainer import HFTrainer
 
 LETTERS = "abcdefgh"
@@ -237,8 +238,9 @@ def test_a_folder_has_one_owner(tmp_path: Path) -> None:
     from headrace.store import RunInUse
 
     options: dict[str, Any] = {"kind": "sft", "config_yaml": "", "config_sha256": "", "now": 0.0, "resumed_at": 0}
-    store = OfflineStore(tmp_path, **options)
+    lock = RunLock(tmp_path)
+    OfflineStore(lock, **options).close()
     with pytest.raises(RunInUse):
-        OfflineStore(tmp_path, **options)
-    store.close()
-    OfflineStore(tmp_path, **options).close()
+        RunLock(tmp_path)
+    lock.release()
+    RunLock(tmp_path).release()

@@ -15,12 +15,13 @@ import yaml
 from controller_jobs import make_model, run, start
 
 from headrace.config import SFTConfig
+from headrace.offline import loop
 from headrace.offline.loop import STOPPING
 from headrace.offline.output import OutputFolder
 from headrace.offline.progress import Made, Progress, read_progress, write_progress
 from headrace.offline.sft import run_sft
 from headrace.store import RunDamaged, RunExists, RunInUse, RunMissing
-from headrace.store.media.lock import RunLock
+from headrace.store.media.lock import RunLock, is_held
 from headrace.training.protocol import StepReport
 from headrace.training.trainer import HFTrainer
 
@@ -271,13 +272,36 @@ def test_a_run_without_a_checkpoint_is_begun_again_with_fresh(
     assert train(config, out, "fresh").steps == STEPS
 
 
-def test_fresh_erases_nothing_that_another_process_writes(tmp_path: Path, model: Path) -> None:
+@pytest.mark.parametrize("begin", ["new", "resume", "fresh"])
+def test_what_another_process_writes_is_touched_by_no_command(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, begin: str
+) -> None:
+    """Nor is the model loaded for one that may not write."""
     config, out = settings(tmp_path, model, steps=1), tmp_path / "out"
     train(config, out)
+    (out / "checkpoint.new").mkdir()
+    (out / "checkpoint").mkdir()
     lock = RunLock(out)
+    monkeypatch.setattr(loop, "started", lambda *_: pytest.fail("the model was loaded"))
     try:
         with pytest.raises(RunInUse):
-            train(config, out, "fresh")
+            train(settings(tmp_path, model, steps=2), out, begin)
     finally:
         lock.release()
-    assert (out / "summary.json").exists()
+    assert {"checkpoint", "checkpoint.new", "summary.json"} <= {path.name for path in out.iterdir()}
+
+
+def test_a_run_has_its_folder_from_before_its_model_is_loaded_to_its_end(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, begun, held = tmp_path / "out", loop.started, []
+
+    def started(*given: Any) -> Any:
+        held.append(is_held(out))
+        return begun(*given)
+
+    monkeypatch.setattr(loop, "started", started)
+    monkeypatch.setattr(OutputFolder, "finish", lambda _: held.append(is_held(out)))
+    train(settings(tmp_path, model, steps=1), out)
+    assert held == [True, True]
+    assert not is_held(out)

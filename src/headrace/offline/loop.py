@@ -146,11 +146,11 @@ def run_offline(
     if begin == "resume" and (ended := _ended(output, digest)) is not None:
         return ended
     steps = steps_of(config, len(units), per_batch)
-    output.claim(begin)
-    made = Made(digest, dump_config(config), _data_sha256(units))
-    progress = read_progress(output.checkpoint, made) if begin == "resume" else Progress()
-    torch.set_num_threads(available_threads(config.runtime.threads))
     with ExitStack() as stack:
+        lock = stack.enter_context(output.claim(begin))
+        made = Made(digest, dump_config(config), _data_sha256(units))
+        progress = read_progress(output.checkpoint, made) if begin == "resume" else Progress()
+        torch.set_num_threads(available_threads(config.runtime.threads))
         with told(config), _lost_ranks(output):
             model = stack.enter_context(closing(started(config, steps, output.folder)))
             if to_start:
@@ -168,7 +168,7 @@ def run_offline(
             output.write_checkpoint(fill)
             listeners.checkpoint(progress.steps, output.checkpoint)
 
-        record = stack.enter_context(recording(config, output.folder, view, listeners, done=progress.steps))
+        record = stack.enter_context(recording(config, lock, view, listeners, done=progress.steps))
         tell, start = _teller(report, steps, progress), now() - progress.wall_s
 
         def evaluate() -> float:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from headrace.config import ConfigError
 from headrace.controller.begin import Begin
 from headrace.offline.replaced_folder import ReplacedFolder
-from headrace.store import RunExists, RunMissing, RunStore
+from headrace.store import RunExists, RunMissing, RunStore, StoreError
 from headrace.store.media.files import write_whole
 from headrace.store.media.lock import RunLock
 from headrace.store.offline import refuse_run
@@ -38,13 +39,23 @@ class OutputFolder:
         """There while a run is not finished."""
         return self._checkpoint.path
 
-    def claim(self, begin: Begin) -> None:
-        """Make the folder, and see that it can be written, before training depends on it. A folder that holds a run is
-        only entered to resume it, or to erase it: then all goes but the model, which stays until it is replaced.
+    @contextmanager
+    def claim(self, begin: Begin) -> Iterator[RunLock]:
+        """Own the folder within: make it, and see that it can be written, before training depends on it. One that
+        holds a run is only entered to resume it, or to erase it: then all goes but the model, which stays until it is
+        replaced. Nothing that another process writes is touched.
 
         Raises ConfigError; RunExists or RunMissing where there is a run, or one of `headrace train`, or none to resume;
         RunInUse.
         """
+        lock = self._locked(begin)
+        try:
+            self._enter(begin)
+            yield lock
+        finally:
+            lock.release()
+
+    def _locked(self, begin: Begin) -> RunLock:
         if self._folder.exists() and not self._folder.is_dir():
             raise ConfigError(f"the output folder {self._folder} is a file; give another --dir")
         if begin == "resume" and not self._folder.exists():
@@ -52,22 +63,33 @@ class OutputFolder:
         refuse_run(self._folder)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            return RunLock(self._folder)
+        except OSError as error:
+            raise self._not_written(error) from error
+        except StoreError as error:
+            if isinstance(error.__cause__, OSError):
+                raise self._not_written(error.__cause__) from error
+            raise
+
+    def _enter(self, begin: Begin) -> None:
+        try:
             self._model.tidy()
             self._checkpoint.tidy()
             if begin == "fresh":
-                if RunStore.exists(self._folder):
-                    RunLock(self._folder).release()  # what another process is writing is not erased
                 self._checkpoint.remove()
                 self._summary.unlink(missing_ok=True)
         except OSError as error:
-            raise ConfigError(
-                f"the output folder {self._folder} cannot be written: {error.strerror}; correct its permissions, or "
-                "give another --dir"
-            ) from error
+            raise self._not_written(error) from error
         if begin == "new":
             self._refuse_taken()
         if begin == "resume" and not self.checkpoint.exists():
             self._refuse_resume()
+
+    def _not_written(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"the output folder {self._folder} cannot be written: {error.strerror}; correct its permissions, or give "
+            "another --dir"
+        )
 
     def _refuse_taken(self) -> None:
         if self.checkpoint.exists():

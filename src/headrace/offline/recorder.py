@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.config import config_sha256, dump_config
@@ -19,6 +18,7 @@ from headrace.observe.offline.run_record import OfflineConfig, OfflineRun, Offli
 from headrace.offline.tracking import tracked
 from headrace.runtime.inline import SystemClock
 from headrace.store import OfflineStore, RunReader, StoreError
+from headrace.store.media.lock import RunLock
 from headrace.training.protocol import StepReport
 from headrace.training.sums import BatchSums
 
@@ -98,12 +98,13 @@ class OfflineRecorder:
 
 @contextmanager
 def recording(
-    config: OfflineConfig, folder: Path, view: OfflineView | None, listeners: OfflineListeners = NOBODY, *, done: int
+    config: OfflineConfig, lock: RunLock, view: OfflineView | None, listeners: OfflineListeners = NOBODY, *, done: int
 ) -> Iterator[OfflineRecorder]:
-    """`done`: steps of the run that is gone on with, 0 of a new one. Raises what `OfflineStore` does."""
+    """In the folder that `lock` is of. `done`: steps of the run that is gone on with, 0 of a new one. Raises what
+    `OfflineStore` does."""
     clock = SystemClock()
     store = OfflineStore(
-        folder,
+        lock,
         kind=command_of(config),
         config_yaml=dump_config(config),
         config_sha256=config_sha256(config),
@@ -115,9 +116,9 @@ def recording(
         store.events.write(clock.wall(), kind, data)
 
     ended_by: BaseException | None = None
-    with closing(store), RunReader(folder) as reader:
+    with closing(store), RunReader(lock.folder) as reader:
         recorder = OfflineRecorder(store, OfflineWatcher(reader), view, listeners)
-        with tracked(sections(config.track), folder, event):
+        with tracked(sections(config.track), lock.folder, event):
             if view is not None:
                 view.open()
             try:

@@ -17,22 +17,21 @@ from headrace.store.tables import KIND, TRAIN
 
 
 class OfflineStore:
-    """Held by one process, and used from one thread."""
+    """Used from one thread, of the process that owns the folder."""
 
     def __init__(
-        self, path: Path, *, kind: str, config_yaml: str, config_sha256: str, now: float, resumed_at: int
+        self, lock: RunLock, *, kind: str, config_yaml: str, config_sha256: str, now: float, resumed_at: int
     ) -> None:
-        """In the folder `path`, which exists. `resumed_at`: steps that are done, so that what is recorded of later ones
-        counts no longer; 0 begins a record anew, in the place of one that is there. `now`: seconds since the epoch.
+        """In the folder that `lock` is of, whose holder releases it behind `close`. `resumed_at`: steps that are done,
+        so that what is recorded of later ones counts no longer; 0 begins a record anew, in the place of one that is
+        there. `now`: seconds since the epoch.
 
-        Raises RunExists where there is a run of `headrace train`, RunInUse, DiskFull or another StoreError.
+        Raises RunExists where there is a run of `headrace train`, DiskFull or another StoreError.
         """
-        self.path = path
+        self.path = path = lock.folder
         file = path / DATABASE_NAME
         refuse_run(path)
         with ExitStack() as undo:
-            self._lock = RunLock(path)
-            undo.callback(self._lock.release)
             values = {
                 KIND: kind,
                 "config_yaml": config_yaml,
@@ -69,9 +68,7 @@ class OfflineStore:
         write_status(self._database, status)
 
     def close(self) -> None:
-        with ExitStack() as ends:
-            ends.callback(self._lock.release)
-            ends.callback(self._database.close)
+        self._database.close()
 
 
 def refuse_run(path: Path) -> None:

@@ -20,6 +20,7 @@ class RunLock:
 
     def __init__(self, folder: Path) -> None:
         """Raises RunInUse, naming the process that holds it; StoreError where nothing can be written."""
+        self.folder = folder
         self._path = folder / LOCK_NAME
         descriptor = self._acquire()
         self._file = os.fdopen(descriptor, "r+b", buffering=0)
