@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,12 +16,14 @@ import yaml
 from controller_jobs import make_model, run, start
 
 from headrace.config import SFTConfig
-from headrace.offline import loop
+from headrace.observe.offline.run_record import OfflineWatcher
+from headrace.offline import loop, replaced_folder
 from headrace.offline.loop import STOPPING
 from headrace.offline.output import OutputFolder
 from headrace.offline.progress import Made, Progress, read_progress, write_progress
+from headrace.offline.replaced_folder import ReplacedFolder
 from headrace.offline.sft import run_sft
-from headrace.store import RunDamaged, RunExists, RunInUse, RunMissing
+from headrace.store import RunDamaged, RunExists, RunInUse, RunMissing, RunReader
 from headrace.store.media.lock import RunLock, is_held
 from headrace.training.protocol import StepReport
 from headrace.training.trainer import HFTrainer
@@ -305,3 +308,63 @@ def test_a_run_has_its_folder_from_before_its_model_is_loaded_to_its_end(
     train(settings(tmp_path, model, steps=1), out)
     assert held == [True, True]
     assert not is_held(out)
+
+
+class Killed(BaseException):
+    """Ends the process, as far as the code at hand can tell."""
+
+
+@pytest.mark.parametrize("at", ["before", "half"])
+def test_a_run_that_is_killed_as_its_checkpoint_goes_is_finished(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Before that, and while its files go one by one."""
+    config, out = settings(tmp_path, model), tmp_path / "out"
+
+    finish = OutputFolder.finish
+
+    def killed(path: Path) -> None:
+        if path.exists():
+            (path / "progress.json").unlink()
+            raise Killed
+
+    def killed_in_it(output: OutputFolder) -> None:
+        if at == "before":
+            raise Killed
+        monkeypatch.setattr(replaced_folder, "remove", killed)
+        finish(output)
+
+    monkeypatch.setattr(OutputFolder, "finish", killed_in_it)
+    with pytest.raises(Killed):
+        train(config, out)
+    monkeypatch.undo()
+    left = tmp_path / "left"
+    shutil.copytree(out, left)
+    with pytest.raises(RunExists, match="holds a run that is finished: --resume with the same config"):
+        train(config, left)
+    with RunReader(out) as reader:
+        assert OfflineWatcher(reader).read().status == "finished"
+    assert train(config, out, "resume").steps == STEPS
+    assert not [path.name for folder in (out, left) for path in folder.glob("checkpoint*")]
+
+
+def test_what_was_replaced_does_not_come_back_in_the_place_of_what_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ReplacedFolder(tmp_path / "checkpoint")
+    for name in ("checkpoint", "checkpoint.old"):
+        (tmp_path / name).mkdir()
+    (folder.path / "newest").touch()
+    removed, count = replaced_folder.remove, iter(range(9))
+
+    def killed_later(path: Path) -> None:
+        if next(count) == 1:
+            raise Killed
+        removed(path)
+
+    monkeypatch.setattr(replaced_folder, "remove", killed_later)
+    with pytest.raises(Killed):
+        folder.remove()
+    monkeypatch.undo()
+    folder.tidy()
+    assert [path.name for path in tmp_path.rglob("*")] == ["checkpoint", "newest"], "or none"

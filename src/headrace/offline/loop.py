@@ -144,6 +144,7 @@ def run_offline(
     """
     digest = config_sha256(config)
     if begin == "resume" and (ended := _ended(output, digest)) is not None:
+        output.tidy_finished()
         return ended
     steps = steps_of(config, len(units), per_batch)
     with ExitStack() as stack:
@@ -213,9 +214,9 @@ def run_offline(
                 "config_sha256": digest,
             }
         )
+        record.end(status)
         if status == "finished":
             output.finish()
-        record.status = status
     return result
 
 
@@ -247,9 +248,8 @@ def _is_due(steps: int, every: int | None) -> bool:
 
 def _ended(output: OutputFolder, digest: str) -> OfflineResult | None:
     """The run in `output`, if it is finished and of this config."""
-    summary = output.read_summary() or {}
-    finished = summary.get("status") == "finished" and output.model.is_dir() and not output.checkpoint.exists()
-    if not finished or summary.get("config_sha256") != digest:
+    summary = output.read_finished()
+    if summary is None or summary.get("config_sha256") != digest:
         return None
     return OfflineResult(**{field.name: summary[field.name] for field in fields(Progress)}, model=output.model)
 

@@ -76,12 +76,15 @@ class OutputFolder:
             self._model.tidy()
             self._checkpoint.tidy()
             if begin == "fresh":
-                self._checkpoint.remove()
                 self._summary.unlink(missing_ok=True)
+                self._checkpoint.remove()
+            elif self.read_finished() is not None:
+                self._checkpoint.remove()
         except OSError as error:
             raise self._not_written(error) from error
         if begin == "new":
             self._refuse_taken()
+            self._summary.unlink(missing_ok=True)
         if begin == "resume" and not self.checkpoint.exists():
             self._refuse_resume()
 
@@ -145,6 +148,24 @@ class OutputFolder:
             return None
         return summary if isinstance(summary, dict) else None
 
+    def read_finished(self) -> dict[str, Any] | None:
+        """The summary of a run that is finished, as it says itself: what there is of a checkpoint then is what a kill
+        left of it."""
+        summary = self.read_summary()
+        if summary is None or summary.get("status") != "finished" or not self.model.is_dir():
+            return None
+        return summary
+
     def finish(self) -> None:
-        """The model is there: the checkpoint goes."""
+        """The model and the summary are there: the checkpoint goes."""
         self._checkpoint.remove()
+
+    def tidy_finished(self) -> None:
+        """Clear away what a kill in the last moment of a run that is finished left of its checkpoint. Raises
+        RunInUse."""
+        if self._checkpoint.is_left:
+            lock = RunLock(self._folder)
+            try:
+                self.finish()
+            finally:
+                lock.release()

@@ -45,8 +45,7 @@ class OfflineRecorder:
         self._listeners = listeners
         self._clock = SystemClock()
         self._shown_s = 0.0
-        self.status = "failed"
-        """How the trainer has ended, once it says so."""
+        self._status = "failed"
 
     @property
     def branch(self) -> int:
@@ -87,6 +86,11 @@ class OfflineRecorder:
     def is_evaluated(self, number: int) -> bool:
         """Whether there is a record of an evaluation after `number` steps."""
         return any(row.number == number for row in self._store.metrics.read(EVALUATION))
+
+    def end(self, status: str | None = None) -> None:
+        """How the trainer has ended; unless it has said so, it failed."""
+        self._status = status or self._status
+        self._store.set_status(self._status)
 
     def read(self) -> OfflineRun:
         return self._watcher.read()
@@ -131,7 +135,7 @@ def recording(
             finally:
                 last = LastSteps(ended_by)
                 with last.step("its status"):
-                    store.set_status(recorder.status)
+                    recorder.end()
                 if view is not None:
                     with last.step("its last view"):
                         view.show(recorder.read())

@@ -14,20 +14,28 @@ from headrace.store.media.files import remove, sync_path
 
 
 class ReplacedFolder:
-    """Whole at any moment once it was there: a kill between the two renames leaves it as `NAME.old`, and the next
-    `tidy` puts it back."""
+    """Whole at any moment once it was there, until it is removed, which is one step too: a kill between the two renames
+    of `replace` leaves it as `NAME.old`, and the next `tidy` puts it back."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fresh = path.with_name(f"{path.name}.new")
         self._aside = path.with_name(f"{path.name}.old")
+        self._gone = path.with_name(f"{path.name}.gone")
+
+    @property
+    def is_left(self) -> bool:
+        """Whether there is anything of it, also of what a kill left."""
+        return any(path.exists() for path in (self.path, self._fresh, self._aside, self._gone))
 
     def tidy(self) -> None:
         """Clear away what a kill left, and see that a folder can be made here. Raises OSError."""
+        remove(self._gone)
         remove(self._fresh)
         self._fresh.mkdir()
         self._fresh.rmdir()
         self._put_back()
+        remove(self._aside)
 
     def replace(self, fill: Callable[[Path], None]) -> None:
         """Have `fill` fill an empty folder, and put it in the place of the one that is there.
@@ -48,9 +56,13 @@ class ReplacedFolder:
             remove(self._aside)
 
     def remove(self) -> None:
-        """With all in it, if it is there."""
-        for path in (self.path, self._aside, self._fresh):
+        """With all in it, if it is there: a kill leaves it whole, or leaves none. Raises OSError."""
+        for path in (self._aside, self._fresh, self._gone):  # `tidy` would put the first one back
             remove(path)
+        if self.path.exists():
+            self.path.rename(self._gone)
+            sync_path(self.path.parent)
+            remove(self._gone)
 
     def _put_back(self) -> None:
         if self._aside.exists() and not self.path.exists():
