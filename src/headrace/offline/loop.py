@@ -48,6 +48,7 @@ from headrace.offline.units import Unit, trained_units
 from headrace.runtime.collection import rare_collections
 from headrace.runtime.process.joined import Joined
 from headrace.runtime.progress import Stuck
+from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.workers import WorkerLost
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ Report = Callable[[int, float, float], None]
 
 
 class RankLost(HeadraceError, RuntimeError):
-    """One of the ranks that train together has ended. The message names it."""
+    """One of the ranks that train together has ended, or has not answered in time. The message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +228,13 @@ def steps_of(config: OfflineConfig, units: int, per_batch: int) -> int:
 
 @contextmanager
 def _lost_ranks(output: OutputFolder) -> Iterator[None]:
-    """What a rank that is lost, or stuck, raises within says how to go on."""
+    """What a rank that is lost, stuck or does not answer raises within says how to go on."""
     try:
         yield
     except WorkerLost as error:
         raise RankLost(f"{error}; the other ranks have ended as well; {_mend(output)}") from error
+    except WaitTimeout as error:
+        raise RankLost(f"{error}; {_mend(output)}") from error
     except Stuck as error:
         raise Stuck(f"{error}; {_mend(output)}") from error
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from headrace.runtime.protocol import WaitTimeout
 from headrace.store import DiskFull
 from headrace.store.errors import write_failed
 from headrace.store.media.files import remove, sync_path
@@ -83,6 +84,6 @@ class ReplacedFolder:
                     f"no space left while writing {path}: free space on its disk, or give another --dir, and run the "
                     "command again (with --resume, if it had begun); what was there before is intact"
                 ) from error
-            if isinstance(error, OSError | SafetensorError):
+            if isinstance(error, OSError | SafetensorError) and not isinstance(error, WaitTimeout):
                 raise failure from error
             raise

@@ -209,10 +209,12 @@ class RankWorkers:
         """See `Ranks.call`. Raises WorkerLost."""
         return (await self.each(method, {0: args}, what=what))[0]
 
-    async def each(self, method: str, args: Mapping[int, Sequence[Any]], *, what: str) -> dict[int, Any]:
-        """See `Ranks.each`. Raises the WorkerLost of the rank that was lost first, also where others only report that
-        one does not answer them."""
-        found = await self._outcomes(method, args, what)
+    async def each(
+        self, method: str, args: Mapping[int, Sequence[Any]], *, what: str, seconds: float | None = None
+    ) -> dict[int, Any]:
+        """See `Ranks.each`; `seconds`: see `Workers.call`. Raises the WorkerLost of the rank that was lost first, also
+        where others only report that one does not answer them."""
+        found = await self._outcomes(method, args, what, seconds)
         for outcome in found.values():
             if isinstance(outcome, WorkerLost):
                 raise outcome
@@ -243,18 +245,20 @@ class RankWorkers:
         at: At = (await self.each("meet", {first: (self._seconds, host)}, what="a place to meet"))[first]
         return at
 
-    async def _outcomes(self, method: str, args: Mapping[int, Sequence[Any]], what: str) -> dict[int, Any]:
+    async def _outcomes(
+        self, method: str, args: Mapping[int, Sequence[Any]], what: str, seconds: float | None = None
+    ) -> dict[int, Any]:
         """Of each rank its answer, or the loss that kept it from one; other errors are raised. Of several ranks all
         have ended when this returns, also where the caller is cancelled: none leaves the others alone in a joint
         pass."""
-        asked = [self._outcome(rank, method, given, what) for rank, given in args.items()]
+        asked = [self._outcome(rank, method, given, what, seconds) for rank, given in args.items()]
         if self.layout.size > 1:
             asked = [to_the_end(each) for each in asked]
         return dict(zip(args, await together(asked), strict=True))
 
-    async def _outcome(self, rank: int, method: str, args: Sequence[Any], what: str) -> Any:
+    async def _outcome(self, rank: int, method: str, args: Sequence[Any], what: str, seconds: float | None) -> Any:
         try:
-            return await self._asked(rank, method, args, what)
+            return await self._asked(rank, method, args, what, seconds)
         except WorkerLost as lost:
             loss = self._ended.get(rank) or await self._cause(lost, method)
             await self._end_with(rank, loss)
@@ -307,10 +311,10 @@ class RankWorkers:
                 alone = f"it has a part of the model alone, since {loss}"
                 await self._workers.kill(mate, loss.reason if mate == loss.rank else alone)
 
-    async def _asked(self, rank: int, method: str, args: Sequence[Any], what: str) -> Any:
+    async def _asked(self, rank: int, method: str, args: Sequence[Any], what: str, seconds: float | None) -> Any:
         try:
             with self._busy.at_it(*(() if method in BESIDE_ITS_LANE else (_ALL, rank))):
-                return (await self._workers.call(method, *args, rank=rank, what=what))[0]
+                return (await self._workers.call(method, *args, rank=rank, what=what, seconds=seconds))[0]
         except WorkerError as error:
             own = error.__cause__
             if not isinstance(own, Exception):

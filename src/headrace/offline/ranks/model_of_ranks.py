@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +31,10 @@ from headrace.training.sums import BatchSums
 T = TypeVar("T")
 
 _DEADLINE_S = 1800.0
-"""Of a step, a share of held-out rows, a checkpoint: longer than any of them should take."""
+"""Of a checkpoint, the model's files, the ranks' coming together: longer than any of them should take."""
+_AS_LONG_AS_IT_GETS_ON = math.inf
+"""Of passes and steps, which say so themselves, from within: however many they are, `runtime.stuck` alone ends them, as
+with one rank in this process."""
 _AT_ONCE = 16
 """Micro-batches of a rank that one call without a step is about: what is told of them is a message."""
 
@@ -38,7 +42,7 @@ _AT_ONCE = 16
 class ModelOfRanks:
     """Implements `OfflineModel`. Rows go to the ranks that compute with them: those of a part of the data are all told
     its rows, and its head alone answers. Each method raises WorkerLost once a rank is lost, GroundLost once the cluster
-    that they are in has ended."""
+    that they are in has ended; those that write or read files raise WaitTimeout."""
 
     def __init__(
         self, loop: TurnedLoop, runtime: InlineRuntime, place: Apart, ranks: RankWorkers, max_tokens: int
@@ -88,7 +92,7 @@ class ModelOfRanks:
 
         async def trained() -> StepReport:
             await self._of_parts("accumulate", units, parts, "rows of a batch")
-            report: StepReport = (await self._all("step", what="an optimiser step"))[0]
+            report: StepReport = (await self._all("step", what="an optimiser step", seconds=_AS_LONG_AS_IT_GETS_ON))[0]
             return report
 
         return self._run(trained())
@@ -150,10 +154,11 @@ class ModelOfRanks:
         """What the ranks answer that have something to pass over."""
         rows = [[rows_of(units[place] for place in places) for places in part] for part in parts]
         given = {rank: (rows[at.dp],) for rank, at in self._layout.places() if rows[at.dp]}
-        return await self._ranks.each(method, given, what=what)
+        return await self._ranks.each(method, given, what=what, seconds=_AS_LONG_AS_IT_GETS_ON)
 
-    async def _all(self, method: str, *args: Any, what: str) -> dict[int, Any]:
-        return await self._ranks.each(method, dict.fromkeys(range(self._layout.size), args), what=what)
+    async def _all(self, method: str, *args: Any, what: str, seconds: float | None = None) -> dict[int, Any]:
+        every = dict.fromkeys(range(self._layout.size), args)
+        return await self._ranks.each(method, every, what=what, seconds=seconds)
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._loop.run(_standing(self._place, coroutine, self._runtime))
