@@ -105,6 +105,7 @@ class Joining:
     def __init__(self, folder: Path, joined: Joined, host: str) -> None:
         """`folder`: the run's. `host`: an address of this machine, at which those of other machines reach it."""
         self._file = folder / _MEETING
+        self._file.unlink(missing_ok=True)  # as one that was killed left it
         self._joined = joined
         self._keeper = GateKeeper(host) if joined.is_spread else None
 
@@ -239,14 +240,18 @@ async def _served(kind: Any, boot: WorkerBoot, listening: socket.socket, own: Pr
 
 
 def _met(folder: Path, joined: Joined) -> tuple[_Meeting, dict[str, Any]]:
-    end = time.monotonic() + _MEET_S
+    """Raises WorkerLost if the first rank's process was there, and has ended; WaitTimeout."""
+    end, first = time.monotonic() + _MEET_S, None
     while time.monotonic() < end:
+        if first is not None and not first.runs:
+            raise WorkerLost(joined.rank, "the first rank's process has ended", worker=f"rank {joined.rank}")
         told = _read(folder / _MEETING)
-        if told is not None and told.get("launcher") == joined.launcher:  # not what an earlier run left
+        if told is not None and told.get("launcher") == joined.launcher:
             meeting = _Meeting(**told)
-            if not ProcessId(meeting.pid, meeting.began).is_there:
-                raise WorkerLost(joined.rank, "the first rank's process has ended", worker=f"rank {joined.rank}")
-            if (boot := _read(_boot(Path(meeting.site), joined.rank))) is not None:
+            found = ProcessId(meeting.pid, meeting.began)
+            # Otherwise an earlier run left it, or the launcher has begun all anew, and the next first rank is to tell.
+            first = found if found.runs else first
+            if found.runs and (boot := _read(_boot(Path(meeting.site), joined.rank))) is not None:
                 return meeting, boot
         time.sleep(_LOOK_S)
     raise WaitTimeout(f"the first rank to tell rank {joined.rank} what it is to do, in {folder / _MEETING}", _MEET_S)
