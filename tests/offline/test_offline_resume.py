@@ -23,8 +23,9 @@ from headrace.offline.output import OutputFolder
 from headrace.offline.progress import Made, Progress, read_progress, write_progress
 from headrace.offline.replaced_folder import ReplacedFolder
 from headrace.offline.sft import run_sft
-from headrace.store import RunDamaged, RunExists, RunInUse, RunMissing, RunReader
+from headrace.store import RunDamaged, RunExists, RunInUse, RunMissing, RunReader, StoreError
 from headrace.store.media.lock import RunLock, is_held
+from headrace.store.origin import find_origin
 from headrace.training.protocol import StepReport
 from headrace.training.trainer import HFTrainer
 
@@ -197,6 +198,48 @@ def test_what_cannot_be_resumed_is_refused_by_name(
         train(config, out, "resume")
     assert train(config, out, "fresh").steps == STEPS
     assert not OutputFolder(out).checkpoint.exists()
+
+
+def test_a_checkpoint_is_resumed_as_it_was_written_or_not_at_all(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out = settings(tmp_path, model), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        fails_at(patch, 10)
+        with pytest.raises(Fault):
+            train(config, out)
+    monkeypatch.setattr(loop, "started", lambda *_: pytest.fail("the model was loaded"))
+    folder = out / "checkpoint"
+    told = json.loads((folder / "manifest.json").read_text())
+    written = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    assert told["number"] == 8
+    assert told["files"].keys() == written.keys() - {"manifest.json"} > {"model/model.safetensors", "progress.json"}
+    for name in ("trainer.safetensors", "model/model.safetensors", "trainer.json"):
+        kept = written[name].read_bytes()
+        written[name].write_bytes(kept[:-9] + bytes([kept[-9] ^ 1]) + kept[-8:])
+        with pytest.raises(RunDamaged, match=rf"{name} is damaged \(its sha256 is \w+, not \w+\): .* with --fresh$"):
+            train(config, out, "resume")
+        written[name].write_bytes(kept)
+    written["manifest.json"].unlink()
+    with pytest.raises(RunDamaged, match=r"manifest\.json cannot be read .*; begin again with --fresh"):
+        train(config, out, "resume")
+
+
+def test_a_checkpoint_without_a_manifest_is_one_of_an_older_format(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is still begun from."""
+    config, out = settings(tmp_path, model), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        fails_at(patch, 5)
+        with pytest.raises(Fault):
+            train(config, out)
+    (out / "checkpoint" / "manifest.json").unlink(missing_ok=True)
+    progress = out / "checkpoint" / "progress.json"
+    progress.write_text(json.dumps({**json.loads(progress.read_text()), "format": 2}))
+    with pytest.raises(StoreError, match=r"^\S+checkpoint has format 2, .* from format 3: continue .*h$"):
+        train(config, out, "resume")
+    assert find_origin(str(out)).model == out / "checkpoint" / "model"
 
 
 def test_whoever_is_told_to_stop_says_what_a_second_signal_does(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -48,6 +49,8 @@ def test_a_rank_that_dies_ends_all_and_the_run_goes_on_in_another_layout(tmp_pat
     assert sorted(path.name for path in (folder / "checkpoint").glob("trainer-*")) == [
         f"trainer-{rank}-of-2.safetensors" for rank in range(2)
     ]
+    told = json.loads((folder / "checkpoint" / "manifest.json").read_text())
+    assert told["boxes"].keys() == {f"trainer-{rank}-of-2.safetensors" for rank in range(2)} < told["files"].keys()
     config["trainer"]["layout"] = "t2"
     assert train("sft", config, folder, begin="resume").status == "finished"
     same(tmp_path / "one", folder)

@@ -37,9 +37,10 @@ from headrace.models.loading import (
 from headrace.observe.offline.listeners import NOBODY, OfflineListeners
 from headrace.observe.offline.summary import build_summary
 from headrace.observe.trackers.packages import check_packages
+from headrace.offline.checkpoint import read_checkpoint, write_checkpoint
 from headrace.offline.model import with_reference
 from headrace.offline.output import OutputFolder
-from headrace.offline.progress import Made, Progress, read_progress, write_progress
+from headrace.offline.progress import Made, Progress
 from headrace.offline.ranks.placement import place_of, rank_teams
 from headrace.offline.ranks.started import check_world, started
 from headrace.offline.recorder import OfflineView, over, recording
@@ -139,7 +140,7 @@ def run_offline(
     log-probs to those under the weights that training begins with. `report` is called some twenty times. `now`:
     monotonic seconds. `view` shows the record while it grows, `listeners` are told of it.
 
-    Raises ConfigError for a folder that cannot be written, and what `OutputFolder.claim` and `read_progress` raise,
+    Raises ConfigError for a folder that cannot be written, and what `OutputFolder.claim` and `read_checkpoint` raise,
     before the model is loaded; DiskFull or another StoreError if the model or the record cannot be saved, OutOfMemory,
     RankLost, Stuck.
     """
@@ -151,7 +152,7 @@ def run_offline(
     with ExitStack() as stack:
         lock = stack.enter_context(output.claim(begin))
         made = Made(digest, dump_config(config), _data_sha256(units))
-        progress = read_progress(output.checkpoint, made) if begin == "resume" else Progress()
+        progress = read_checkpoint(output.checkpoint, made) if begin == "resume" else Progress()
         torch.set_num_threads(available_threads(config.runtime.threads))
         with told(config), _lost_ranks(output):
             model = stack.enter_context(closing(started(config, steps, output.folder)))
@@ -163,11 +164,7 @@ def run_offline(
         batches = islice(_batches(units, order, size=per_batch, steps=steps), progress.steps, None)
 
         def save(progress: Progress) -> None:
-            def fill(folder: Path) -> None:
-                model.save(folder)
-                write_progress(folder, progress, made)
-
-            output.write_checkpoint(fill)
+            output.write_checkpoint(lambda folder: write_checkpoint(folder, model.save, progress, made))
             listeners.checkpoint(progress.steps, output.checkpoint)
 
         record = stack.enter_context(recording(config, lock, view, listeners, done=progress.steps))

@@ -14,6 +14,7 @@ from headrace.offline.trained.of_pairs import REFERENCE
 from headrace.offline.trained.trained_model import TrainedModel
 from headrace.offline.units import Unit, micro_batches, rows_of
 from headrace.runtime.blocking import WatchedLane
+from headrace.store.media.files import Digest
 from headrace.training.merging import merged
 from headrace.training.protocol import StepReport
 from headrace.training.sums import BatchSums
@@ -31,8 +32,9 @@ class OfflineModel(Protocol):
     def logprobs(self, units: Sequence[Unit]) -> list[list[NDArray[np.float32]]]:
         """Of each row [T] float32, under the present weights."""
 
-    def save(self, path: Path) -> None:
-        """See `Trainer.save`."""
+    def save(self, path: Path) -> Mapping[str, Digest]:
+        """Write what `Trainer.saved` has into the folder. What the files hold that a rank wrote alone, by their path
+        there."""
 
     def load(self, path: Path) -> None:
         """See `Trainer.load`: also what ranks of another layout saved."""
@@ -65,9 +67,9 @@ class ModelHere:
         """See `OfflineModel.logprobs`."""
         return self._lane.run(self._logprobs, units)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path) -> Mapping[str, Digest]:
         """See `OfflineModel.save`."""
-        self._lane.run(self._trained.trainer.save, path)
+        return self._lane.run(self._save, path)
 
     def load(self, path: Path) -> None:
         """See `OfflineModel.load`."""
@@ -80,6 +82,9 @@ class ModelHere:
     def close(self) -> None:
         """See `OfflineModel.close`."""
         self._lane.close()
+
+    def _save(self, path: Path) -> Mapping[str, Digest]:
+        return self._trained.trainer.saved(copies=False).write(path).files
 
     def _train(self, units: Sequence[Unit]) -> StepReport:
         for places in micro_batches(units, self._max_tokens):

@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from headrace.config.reading.changes import describe_changes
-from headrace.store import ConfigMismatch, RunDamaged
+from headrace.store import ConfigMismatch, RunDamaged, StoreError
 from headrace.training.protocol import StepReport
 
 _FILE = "progress.json"
-_FORMAT = 2
+_FORMAT = 3
+"""Of the whole checkpoint; before 3 it had no manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,16 @@ def write_progress(folder: Path, progress: Progress, made: Made) -> None:
 
 
 def read_progress(folder: Path, made: Made) -> Progress:
-    """Raises ConfigMismatch if it is of another config or other data, RunDamaged if it cannot be read."""
+    """Raises ConfigMismatch if it is of another config or other data, RunDamaged if it cannot be read, StoreError if
+    its format is another one."""
     path = folder / _FILE
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["format"] != _FORMAT:
-            raise ValueError(f"its format is not {_FORMAT}")
+            raise StoreError(
+                f"{folder} has format {record['format']}, this headrace goes on from format {_FORMAT}: continue the "
+                "run with the headrace that made it, or begin again with --fresh"
+            )
         before = Made(**{field.name: str(record[field.name]) for field in fields(Made)})
         progress = Progress(**{field.name: record[field.name] for field in fields(Progress)})
         if not all(isinstance(value, int | float) for value in asdict(progress).values()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from headrace.runtime.blocking import TurnedLoop
 from headrace.runtime.ground import Ground, on_ground
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.workers import Placement, Silence
+from headrace.store.media.files import Digest
 from headrace.training.group_state import write
 from headrace.training.layouts.ranks import Layout, layout_of
 from headrace.training.merging import merged
@@ -111,9 +112,9 @@ class ModelOfRanks:
                     of_units[place] = own
         return of_units
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path) -> Mapping[str, Digest]:
         """See `OfflineModel.save`."""
-        self._run(write(self._ranks, "save", who_saves(self._ranks), path.absolute()))
+        return self._run(write(self._ranks, "save", who_saves(self._ranks), path.absolute()))
 
     def load(self, path: Path) -> None:
         """See `OfflineModel.load`."""
