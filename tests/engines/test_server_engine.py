@@ -70,6 +70,8 @@ class Scripted:
     health_fault: Exception | None = None
     hangs: bool = False
     """Calls are taken, and never answered."""
+    resume_fault: Exception | None = None
+    """It goes on, and its answer is lost."""
     name: str = "a server"
     retracts: bool = False
     count: int = 0
@@ -128,6 +130,8 @@ class Scripted:
     async def resume(self) -> None:
         self.calls.append("resume")
         self.paused = None
+        if self.resume_fault is not None:
+            raise self.resume_fault
 
     async def load(self, offer: WeightOffer, name: str) -> None:
         assert self.paused is not None
@@ -382,6 +386,28 @@ def test_what_ends_while_the_swap_check_runs_is_handed_out_once_it_passed(passes
         assert engine.stats().running == 0
 
     on(test, scores=-1.0 if passes else -3.0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "retracts"), [(SwapMode.KEEP, False), (SwapMode.KEEP, True), (SwapMode.RECOMPUTE, True)]
+)
+def test_nothing_of_unchecked_weights_is_handed_out_where_the_answer_that_it_goes_on_is_lost(
+    mode: SwapMode, retracts: bool
+) -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        reading = asyncio.ensure_future(read(engine, request(tokens=40)))
+        await runtime.clock.sleep(3.5 * STEP_S)
+        server.resume_fault = ServerGone("the server to go on: it broke off")
+        with pytest.raises(EngineError, match="it broke off"):
+            await engine.update(Offers(1), mode)
+        server.resume_fault = None
+        assert versions(await reading) == [0, 0, 0]
+        assert server.calls[-1] == "pause recompute"
+        assert (engine.rests, engine.version) == (True, INITIAL)
+        await engine.update(Offers(1), mode)
+        assert versions(await read(engine, request("s", 3))) == [1, 1, 1]
+
+    on(test, retracts=retracts)
 
 
 def test_weights_that_cannot_be_loaded_leave_it_paused_until_some_can() -> None:

@@ -203,8 +203,8 @@ class LoadedWeights:
         """Raises WeightError, EngineError: the server rests, and what it has loaded is of no version."""
         await self._dialect.load(offer, name_of(offer.version))
         self._in_flight.is_named, self._in_flight.checking = True, offer.version
-        await self._dialect.resume()
         try:
+            await self._dialect.resume()  # it may go on though its answer is lost
             await self._check(offer)
         except BaseException:
             await self._take_back()
