@@ -285,6 +285,27 @@ def test_one_that_does_not_count_recomputes_what_was_to_be_kept_and_that_is_told
     on(test, counts=False)
 
 
+def test_after_one_whose_count_was_another_what_is_in_flight_is_recomputed_once_and_then_kept_again() -> None:
+    """Somebody else had one token of it: by when it is known that all have come is found out anew."""
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        reading = asyncio.ensure_future(read(engine, request(tokens=40)))
+        await runtime.clock.sleep(3.5 * STEP_S)
+        server.count += 1
+        with pytest.raises(EngineError, match="it has sampled 4 tokens, and 3 came within 10 s"):
+            await engine.update(Offers(1), SwapMode.KEEP)
+        assert not engine.rests
+        assert await engine.update(Offers(1), SwapMode.KEEP) is not None
+        assert (await reading)[-1].finish_reason is FinishReason.INTERRUPTED
+        kept = asyncio.ensure_future(read(engine, request("s")))
+        await runtime.clock.sleep(3.5 * STEP_S)
+        await engine.update(Offers(2), SwapMode.KEEP)
+        assert versions(await kept) == [1] * 3 + [2] * 7
+        assert [call for call in server.calls if "pause" in call] == ["pause keep", "pause recompute", "pause keep"]
+
+    on(test)
+
+
 def test_where_the_server_retracts_what_is_in_flight_goes_on_as_it_is_recomputed() -> None:
     """Tokens come 2.5 steps after they were sampled."""
 

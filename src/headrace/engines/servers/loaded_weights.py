@@ -142,8 +142,8 @@ class LoadedWeights:
         """Once."""
         if not self._has_warned:
             logger.warning(
-                "%s does not say how many tokens it has sampled, or a request broke off before the update: what is in "
-                "flight is recomputed then, though async.swap is keep",
+                "%s does not say how many tokens it has sampled, or before the update a request broke off, or the "
+                "two counts differed: what is in flight is recomputed then, though async.swap is keep",
                 self._dialect.name,
             )
         self._has_warned = True
@@ -161,6 +161,7 @@ class LoadedWeights:
             came = in_flight.count.handed_out
             agreed = agreed + 1 if told == came else 0
             if self._clock.now() >= end:
+                in_flight.count.before = None  # somebody else may have had some of them: the next update begins anew
                 raise EngineError(
                     f"{self._dialect.name} says that it has sampled {told} tokens, and {came} came within {_READ_S:g} s"
                 )
