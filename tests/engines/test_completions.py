@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.algorithms.kept_sets import KeptSets
-from headrace.engines.completions import Asked, Completion, GenerationAborted, NotServed, complete
+from headrace.engines.completions import Asked, Completion, Cut, GenerationAborted, NotServed, complete
 from headrace.engines.place import Place
 from headrace.engines.pool import EnginePool
 from headrace.engines.pool_state import EngineState
@@ -256,19 +256,21 @@ def test_an_engine_that_dies_again_and_again_without_a_token_is_gone() -> None:
 
 
 class Says:
-    """Gives one chunk."""
+    """Gives one chunk, of one token unless told."""
 
     gives_kept_sets, quiet, rests, asleep, slots, version, failure = True, None, False, (), 1, INITIAL, None
 
-    def __init__(self, finish: FinishReason | None, error: Exception | None = None, logprob: float = 0.0) -> None:
-        self._finish, self._error, self._logprob = finish, error, logprob
+    def __init__(
+        self, finish: FinishReason | None, error: Exception | None = None, logprob: float = 0.0, tokens: int = 1
+    ) -> None:
+        self._finish, self._error, self._logprob, self._tokens = finish, error, logprob, tokens
         self.aborted: list[str] = []
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         if self._error is not None:
             raise self._error
-        none = np.zeros(1, np.int32)
-        yield TokenChunk(none, np.full(1, self._logprob, np.float32), none, none, self._finish)
+        zeros = np.zeros(self._tokens, np.int32)
+        yield TokenChunk(zeros, np.full(self._tokens, self._logprob, np.float32), zeros, zeros, self._finish)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         self.aborted.extend(request_ids)
@@ -287,7 +289,7 @@ class Leaving(Says):
     ("engine", "error", "words"),
     [
         (Says(FinishReason.ABORT), GenerationAborted, "request a was aborted"),
-        (Says(None), EngineError, "ended without a finish reason"),
+        (Says(None, tokens=0), EngineError, "ended without a finish reason"),
         (Says(None, RequestError("id 999")), RequestError, "id 999"),
         (Says(FinishReason.STOP, logprob=np.nan), EngineError, "request a.*: token 0 came with a log-prob of nan"),
         (Says(FinishReason.STOP, logprob=-np.inf), EngineError, "token 0 came with a log-prob of -inf"),
@@ -382,11 +384,83 @@ def test_an_engine_that_is_down_is_waited_for_where_those_that_serve_have_failed
         pool.members[1].state = EngineState.EJECTED
         with pytest.raises(EngineError, match=r"no engine is left .* \(failed\), ejected") as raised:
             await complete(pool, Asked("c", PROMPT, SamplingParams(4), 5))
-        assert (type(raised.value), runtime.clock.now()) == (EngineError, 67.0), "it would only be made again for ever"
+        assert (type(raised.value), runtime.clock.now()) == (EngineError, 67.75), "it would only be made again for ever"
         pool.members[1].state = EngineState.GONE
         with pytest.raises(EngineError, match=r"no engine is left .* \(failed\), gone"):
             await complete(pool, Asked("b", PROMPT, SamplingParams(4), 5))
-        assert runtime.clock.now() == 67.0
+        assert runtime.clock.now() == 68.5, "after two pauses, of 0.25 and 0.5 s"
+
+    run_virtually(main)
+
+
+class Breaks(Says):
+    """Gives so many tokens to each request in turn, and then breaks off; but the last one ends."""
+
+    def __init__(self, *tokens: int) -> None:
+        super().__init__(None)
+        self.left = list(tokens)
+        self.prompts: list[int] = []
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        self.prompts.append(len(request.prompt))
+        count = self.left.pop(0)
+        places = np.arange(len(request.prompt), len(request.prompt) + count, dtype=np.int32)
+        finish = None if self.left else FinishReason.LENGTH
+        versions = np.zeros(count, np.int32)
+        if count or finish is not None:
+            yield TokenChunk(places, np.zeros(count, np.float32), versions, versions, finish)
+        if finish is None:
+            raise EngineError("the connection was reset")
+
+
+def test_a_single_engine_that_broke_off_and_lives_is_asked_again_from_what_it_gave_after_a_pause() -> None:
+    """Pauses: 0.25, then 0.25 and 0.5 since a token came between, then 0.25."""
+
+    async def main(runtime: VirtualRuntime) -> None:
+        engine: Any = Breaks(2, 1, 0, 2, 3)
+        pool = EnginePool.of([engine], runtime.clock)
+        completion = await complete(pool, Asked("a", PROMPT, SamplingParams(8), 5))
+        assert completion.tokens.tolist() == [3, 4, 5, 6, 7, 8, 9, 10]
+        assert engine.prompts == [3, 5, 6, 6, 8]
+        assert runtime.clock.now() == 1.25
+
+    run_virtually(main)
+
+
+def test_what_breaks_off_three_times_without_a_token_between_fails() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        engine: Any = Breaks(2, 0, 0, 6)
+        pool = EnginePool.of([engine], runtime.clock)
+        with pytest.raises(EngineError, match="the connection was reset"):
+            await complete(pool, Asked("a", PROMPT, SamplingParams(8), 5))
+        assert (engine.prompts, runtime.clock.now()) == ([3, 5, 5], 0.75)
+
+    run_virtually(main)
+
+
+def test_what_broke_off_goes_to_another_at_once_and_to_one_that_failed_it_after_a_pause() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        engines: list[Any] = [Breaks(2, 1, 3), Breaks(2, 1)]
+        pool = EnginePool.of(engines, runtime.clock)
+        completion = await complete(pool, Asked("a", PROMPT, SamplingParams(8), 5))
+        assert completion.tokens.tolist() == [3, 4, 5, 6, 7, 8]
+        assert [engine.prompts for engine in engines] == [[3, 7], [5, 8]]
+        assert runtime.clock.now() == 0.25
+
+    run_virtually(main)
+
+
+def test_while_it_is_paused_before_it_is_asked_again_it_may_be_cut_off() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        engine: Any = Breaks(2, 6)
+        cut = Cut()
+        pool = EnginePool.of([engine], runtime.clock)
+        wanted = runtime.spawn(complete(pool, Asked("a", PROMPT, SamplingParams(8), 5, cut=cut)), "asked")
+        await runtime.clock.sleep(0.1)
+        cut.end()
+        with pytest.raises(GenerationAborted):
+            await wanted
+        assert engine.prompts == [3]
 
     run_virtually(main)
 

@@ -586,6 +586,21 @@ def test_after_an_answer_broke_off_its_health_may_not_be_told(fault: Exception, 
     on(test)
 
 
+def test_of_a_single_server_that_is_healthy_an_answer_that_breaks_off_costs_no_completion() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        pool = EnginePool.of([engine], runtime.clock)
+        wanted = Asked("a", np.array([1, 2], np.int32), SamplingParams(max_new_tokens=10), 5)
+        completing = asyncio.ensure_future(complete(pool, wanted))
+        await runtime.clock.sleep(3.5 * STEP_S)
+        server.fault = ServerGone("the connection was reset")
+        await runtime.clock.sleep(STEP_S)
+        server.fault = None
+        assert (await completing).versions.tolist() == [0] * 10
+        assert (server.asked, server.count) == (["a.0", "a.1"], 10)
+
+    on(test)
+
+
 def test_an_answer_that_breaks_off_is_the_engines_death_if_nobody_is_there() -> None:
     async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
         server.fault = ServerGone("it broke off")

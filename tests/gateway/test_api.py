@@ -503,7 +503,7 @@ def test_engine_faults_before_the_first_token_and_in_the_middle(error: Exception
                 got, answer = await post(path, {**body, "stream": stream})
                 assert (got, said in answer["error"]["message"]) == (status, True)
                 assert "secret" not in json.dumps(answer)
-            engine.replies[:] = [later]
+            engine.replies[:] = [*[later] * (len(engine.requests) + 1), at_once]  # and to whoever asks again
             got, stream_events = await post(path, {**body, "stream": True})
             assert got == 200
             assert said in stream_events[-1]["error"]["message"]
@@ -513,8 +513,8 @@ def test_engine_faults_before_the_first_token_and_in_the_middle(error: Exception
 
 
 def test_one_failing_choice_ends_the_others() -> None:
-    broken = Reply(ids("ab"), fails_after=1, error=EngineError("the engine died"))
-    engine = ScriptedEngine([Reply(ids("ab"), hangs_after=1), broken, Reply(ids("ab"), hangs_after=0)])
+    broken, again = (Reply(ids("ab"), fails_after=count, error=EngineError("the engine died")) for count in (1, 0))
+    engine = ScriptedEngine([Reply(ids("ab"), hangs_after=1), Reply(ids("ab"), hangs_after=0), broken, again])
 
     async def test(post: Post) -> None:
         status, answer = await post("/v1/completions", {"prompt": "x", "n": 3, "stop": "zz"})

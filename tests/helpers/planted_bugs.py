@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engines import admission, completions, pool
+from headrace.engines import admission, chunk_check, completions, pool
 from headrace.engines.admission import AnyLineage
 from headrace.engines.member import Member
 from headrace.engines.pool_sleep import PoolSleep
@@ -130,7 +130,7 @@ def a_floor_that_was_taken_back_stands(patch: pytest.MonkeyPatch) -> None:
 
 def tokens_of_any_version_are_taken(patch: pytest.MonkeyPatch) -> None:
     """Nobody looks at what an engine says that it sampled a token with."""
-    patch.setattr(completions, "_is_new_enough", lambda pool, chunk, minimum: True)
+    patch.setattr(chunk_check, "_is_new_enough", lambda line, chunk, minimum: True)
 
 
 def a_group_newer_than_the_return_keeps_its_deadline(patch: pytest.MonkeyPatch) -> None:

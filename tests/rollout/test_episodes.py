@@ -74,7 +74,7 @@ def test_a_group_has_its_episodes_in_order_scored() -> None:
     ],
 )
 def test_a_bad_engine_call_fails_its_own_sample(bad: Any, failure: str) -> None:
-    group = run(ScriptedEngine(says("7"), bad, says("8")))
+    group = run(ScriptedEngine(says("7"), bad, says("8"), bad))  # that one time and again
     assert [sample.status for sample in group.samples] == [
         SampleStatus.COMPLETED,
         SampleStatus.FAILED,
@@ -251,7 +251,7 @@ def test_cancelling_a_group_aborts_what_it_asked_for() -> None:
 
 
 def test_an_episode_does_not_depend_on_its_siblings_failures() -> None:
-    alone, beside = ScriptedEngine(says("7")), ScriptedEngine(dead, says("7"))
+    alone, beside = ScriptedEngine(says("7")), ScriptedEngine(lambda _: RequestError("no"), says("7"))
     run(alone)
     run(beside)
     assert [request.noise_key for request in alone.requests] == [request.noise_key for request in beside.requests]

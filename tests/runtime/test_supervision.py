@@ -35,7 +35,8 @@ def test_pauses_grow_on_a_rung_and_end_growing() -> None:
 
 
 POLICIES = [
-    getattr(supervision, name) for name in ("ENGINE", "SWAP", "RETURN", "ROLLOUT_WORKER", "SCORER", "TRAINER", "BATCH")
+    getattr(supervision, name)
+    for name in ("ENGINE", "SWAP", "RETURN", "REQUEST", "ROLLOUT_WORKER", "SCORER", "TRAINER", "BATCH")
 ]
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from headrace.algorithms.kept_sets import KeptSets
 from headrace.algorithms.kept_sets import joined as joined_sets
+from headrace.engines.chunk_check import check_chunk
 from headrace.engines.member import Member
 from headrace.engines.place import Place
 from headrace.engines.pool import EnginePool
@@ -25,14 +26,14 @@ from headrace.engines.protocol import (
     TokenChunk,
     UncertainVersions,
 )
-from headrace.engines.validate import check_finite
 from headrace.runtime.off_loop import off_loop
 from headrace.runtime.patience import StandStill
 from headrace.runtime.protocol import Services, WaitTimeout
+from headrace.runtime.supervision import REQUEST, Measure, after_failure
 from headrace.weights.version import Version
 
 _MOST_FAILURES = 3
-"""Engines that may fail a request, and live, before it is given up."""
+"""Engines that may fail a request one after another, and live, before it is given up."""
 _MOST_DEATHS = 8
 """Engines that may die under a request that gets no token: it may be what they die of."""
 _NO_PROGRESS_PAUSE_S = 0.05
@@ -126,11 +127,12 @@ class Asked:
 
 
 async def stream(pool: EnginePool, asked: Asked) -> AsyncGenerator[TokenChunk, None]:
-    """Chunks up to the one with the finish reason (ABORT too). Interruptions and deaths are hidden: what is left is
-    asked for again, of the same engine or another, with the same noise.
+    """Chunks up to the one with the finish reason (ABORT too). Interruptions and deaths are hidden, and so is a failure
+    of an engine that lives: what is left is asked for again, of the same engine or another, with the same noise.
 
-    Raises RequestError for a request that no engine could serve, EngineError if engines failed it (at once where one
-    takes back what it said of versions: what came of it is with whoever reads), and NotServed.
+    Raises RequestError for a request that no engine could serve, EngineError if engines failed it time and again
+    without a token between (at once where one takes back what it said of versions: what came of it is with whoever
+    reads), and NotServed.
     Leaving early aborts it.
     """
     state = _Progress(asked)
@@ -139,7 +141,9 @@ async def stream(pool: EnginePool, asked: Asked) -> AsyncGenerator[TokenChunk, N
         if asked.cut is not None and asked.cut.is_wanted:
             yield TokenChunk(none, np.empty(0, np.float32), none, none, FinishReason.ABORT)
             return
-        member = await _engine_for(pool, asked, state.failed)
+        member = await _engine_for(pool, asked, state)
+        if member is None:
+            continue
         engine, before = member.engine, state.sampled
         try:
             async with aclosing(_ask(pool, member, asked, state)) as chunks:
@@ -168,8 +172,8 @@ async def stream(pool: EnginePool, asked: Asked) -> AsyncGenerator[TokenChunk, N
                 if pool.failure is not None:
                     raise
                 continue
-            state.failed.append(member.index)
-            if len(state.failed) >= min(_MOST_FAILURES, len(pool.members)):
+            state.fail(member.index)
+            if state.is_given_up(len(pool.members)):
                 raise
             continue
         if state.sampled == before:
@@ -236,7 +240,9 @@ class _Progress:
     """Leading tokens of prompt and completion of which the experts are known."""
     requests: int = 0
     failed: list[int] = field(default_factory=list)
-    """Engines that failed it, and live."""
+    """Engines that failed it in a row, and live, without a token between."""
+    avoided: set[int] = field(default_factory=set)
+    """Of those that failed it the ones that are not asked again, before a pause or at all."""
     deaths: int = 0
     """Engines that died in a row, without a token between."""
 
@@ -255,6 +261,23 @@ class _Progress:
     def ended_by(self) -> FinishReason:
         return FinishReason.STOP if self._stopped else FinishReason.LENGTH
 
+    def fail(self, engine: int) -> None:
+        """One that lives has failed it."""
+        self.failed.append(engine)
+        self.avoided.add(engine)
+        if self.pause_s is None:
+            self.avoided.update(self.failed)
+
+    @property
+    def pause_s(self) -> float | None:
+        """Before those that are avoided are asked again; None: they are not, they failed it too often."""
+        then = after_failure(REQUEST, max(1, len(self.failed)))
+        return None if then.measure is Measure.STOP else then.pause_s
+
+    def is_given_up(self, engines: int) -> bool:
+        """`engines`: that there are."""
+        return self.pause_s is None and len(set(self.failed)) >= min(_MOST_FAILURES, engines)
+
     def take(self, chunk: TokenChunk) -> None:
         """Raises EngineError for a chunk without the experts that were asked for."""
         if len(chunk.tokens):
@@ -268,6 +291,7 @@ class _Progress:
             self.routed += known
             self.parts.append(chunk.tokens)
             self.sampled += len(chunk.tokens)
+            self.failed.clear()
 
     def next_request(self, version: Version | None) -> GenerateRequest:
         asked = self.asked
@@ -291,12 +315,17 @@ def _floor(pool: EnginePool, asked: Asked) -> int | None:
     return None if asked.minimum is None else pool.line.floor(asked.minimum)
 
 
-async def _engine_for(pool: EnginePool, asked: Asked, failed: Sequence[int]) -> Member:
-    """Waits, while no engine may serve it, for one that comes back or takes a newer version: so long the clocks stand
-    still. Raises EngineError, NotServed."""
+async def _engine_for(pool: EnginePool, asked: Asked, state: _Progress) -> Member | None:
+    """None: after a pause, those that failed it may be asked again. Waits, while no engine may serve it, for one that
+    comes back or takes a newer version: so long the clocks stand still. Raises EngineError, NotServed."""
+    failed = state.avoided
     member = pool.route(_floor(pool, asked), asked.place, failed)
     if member is not None:
         return member
+    if failed and state.pause_s is not None:
+        await pool.clock.sleep(state.pause_s)
+        failed.clear()
+        return None
     wanted = "any version" if asked.minimum is None else f"{asked.minimum} or newer"
     have = ", ".join(
         f"{view.version or view.state}{' (failed)' if view.index in failed else ''}" for view in pool.views()
@@ -350,7 +379,7 @@ async def _ask(pool: EnginePool, member: Member, asked: Asked, state: _Progress)
     with pool.asked(member, asked.place, state.left, asked.still) as came:
         try:
             async for chunk in chunks:
-                _check(pool, chunk, request, asked)
+                check_chunk(chunk, request, pool.line, asked.minimum)
                 if len(chunk.tokens):
                     came(len(chunk.tokens))
                 finished = chunk.finish_reason is not None
@@ -363,42 +392,3 @@ async def _ask(pool: EnginePool, member: Member, asked: Asked, state: _Progress)
                 engine.abort((request.request_id,))
             if isinstance(chunks, AsyncGenerator):
                 await chunks.aclose()
-
-
-def _check(pool: EnginePool, chunk: TokenChunk, request: GenerateRequest, asked: Asked) -> None:
-    """Raises EngineError for a chunk that is not what was asked for."""
-    lengths = {len(chunk.tokens), len(chunk.logprobs), len(chunk.versions), len(chunk.branches)}
-    if len(lengths) != 1:
-        raise EngineError(f"request {request.request_id}: a chunk whose arrays differ in length")
-    check_finite(request.request_id, chunk.tokens, chunk.logprobs)
-    if request.return_kept and request.sampling.truncates and len(chunk.tokens):
-        _check_kept(chunk, request)
-    if asked.minimum is None or not len(chunk.tokens):
-        return
-    minimum = pool.line.floor(asked.minimum)
-    if not _is_new_enough(pool, chunk, minimum):
-        served = {Version(int(b), int(n)): None for b, n in zip(chunk.branches, chunk.versions, strict=True)}
-        old = next(v for v in served if v.number < minimum or not pool.line.held(v))
-        raise EngineError(f"request {request.request_id} asked for {asked.minimum}, but was served by {old}")
-
-
-def _is_new_enough(pool: EnginePool, chunk: TokenChunk, minimum: int) -> bool:
-    oldest, newest_number = int(chunk.versions.min()), int(chunk.versions.max())
-    if oldest < minimum:
-        return False
-    branch = int(chunk.branches[0])
-    if oldest == newest_number and (chunk.branches == branch).all():
-        return pool.line.held(Version(branch, oldest))
-    newest: dict[int, int] = {}
-    for branch, number in zip(chunk.branches.tolist(), chunk.versions.tolist(), strict=True):
-        newest[branch] = max(number, newest.get(branch, number))
-    return all(pool.line.held(Version(*version)) for version in newest.items())
-
-
-def _check_kept(chunk: TokenChunk, request: GenerateRequest) -> None:
-    """Raises EngineError unless each token came with a kept set that it is in."""
-    kept = chunk.kept
-    if kept is None or len(kept) != len(chunk.tokens) or not (kept.counts > 0).all():
-        raise EngineError(f"request {request.request_id}: tokens of a cut distribution came without kept sets")
-    if not kept.contain(chunk.tokens).all():
-        raise EngineError(f"request {request.request_id}: a token is outside its kept set")

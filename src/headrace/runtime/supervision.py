@@ -26,7 +26,7 @@ class Measure(StrEnum):
     """All goes on from the last commit."""
     STOP = "stop"
     """The run ends, with the reason and a checkpoint. A part that others can stand in for, as an engine, is given up
-    instead."""
+    instead, and so is a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,9 @@ SWAP: Policy = (Rung(Measure.AGAIN, 2), Rung(Measure.RESTART))
 """Failed swaps without a good one between them. When a run must end for it is the engine watch's to decide."""
 RETURN: Policy = (Rung(Measure.RESTART),)
 """Attempts at making an engine anew. When a run must end for it is the engine watch's to decide, too."""
+REQUEST: Policy = (Rung(Measure.AGAIN, 2),)
+"""Failures of a request by engines that live, without a token between them. Others are asked at once, and the same ones
+after the pause; then they are not asked any more."""
 ROLLOUT_WORKER: Policy = (Rung(Measure.RESTART, 7),)
 """Losses without a group finished between them; `roles/reissue.py` says which of them count."""
 FUNCTIONS: Policy = (Rung(Measure.RESTART, 7),)
