@@ -25,6 +25,7 @@ from headrace.engines.protocol import (
     SwapMode,
     TokenChunk,
     UncertainVersions,
+    VersionHeld,
 )
 from headrace.engines.remote import RemoteEngine
 from headrace.engines.remote_types import ENGINE_TYPES
@@ -35,6 +36,7 @@ from headrace.engines.servers.window import ServerLoad
 from headrace.roles.workers.engine_host import EngineHost
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.wire.wire_format import copied
+from headrace.runtime.workers import WorkerError
 from headrace.weights.plane import WeightError, WeightOffer, WeightReceiver
 from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import INITIAL, Version
@@ -499,6 +501,9 @@ class Host(EngineHost[ServerEngine]):
         super().__init__(runtime, returns=False)
         self._engine, self._device = engine, "cpu"
 
+    def _receiver(self, offer: WeightOffer) -> WeightReceiver:
+        return Offers(offer.version.number)
+
 
 class Messages:
     """Asks a worker as if it were in another process."""
@@ -509,7 +514,10 @@ class Messages:
         self._host = host
 
     async def call(self, method: str, *args: Any, what: str, seconds: float | None = None) -> Any:
-        return await getattr(self._host, method)(*args)
+        try:
+            return await getattr(self._host, method)(*args)
+        except Exception as error:
+            raise WorkerError(0, type(error).__name__, str(error)) from error
 
     async def stream(
         self, method: str, *args: Any, what: str, seconds: float | None = None
@@ -802,6 +810,26 @@ def test_a_pinned_version_is_held() -> None:
         pin.release()
         await swapping
         assert engine.version == Version(0, 1)
+
+    on(test)
+
+
+def test_that_a_version_is_held_for_long_is_told_as_that_by_another_process_too() -> None:
+    """It is no fault of the weights, and none of the engine: both go on."""
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        remote = RemoteEngine(Messages(Host(engine, runtime)), runtime, client="test")
+        await remote.attach()
+        pin = engine.pin()
+        words = "has waited 3600.0 s for 1 pins on version v0 to be released before it is replaced"
+        for each in (engine, remote):
+            with pytest.raises(VersionHeld) as held:
+                await each.update(Offers(1), SwapMode.RECOMPUTE)
+            assert str(held.value) == words
+        assert (server.calls, remote.failure, engine.rests) == ([], None, False)
+        pin.release()
+        assert await remote.update(Offers(1), SwapMode.RECOMPUTE) is not None
+        await remote.detach()
 
     on(test)
 

@@ -12,9 +12,8 @@ from role_pool import RAISED, STALL_S, Member, Pool, Receiver, Scene, play, with
 from scripted_relays import Scripted, forward, made
 
 from headrace.engines.pool_state import EngineState
-from headrace.engines.protocol import EngineError, SwapMode
+from headrace.engines.protocol import EngineError, SwapMode, VersionHeld
 from headrace.roles.weight_follower import WeightFollowerRole, taken_up
-from headrace.runtime.protocol import WaitTimeout
 from headrace.weights.plane import WeightError
 from headrace.weights.relay.receiver import OverRelays
 
@@ -91,7 +90,7 @@ def test_whatever_taking_a_version_raises_is_a_swap_that_failed(
 
 def test_an_evaluation_that_holds_the_version_for_long_is_no_fault() -> None:
     pool, receiver = Pool(), Receiver(1)
-    pool.updates = [WaitTimeout("1 pins on version v0 to be released", 3600.0)]
+    pool.updates = [VersionHeld("has waited 3600.0 s for 1 pins on version v0 to be released")]
 
     async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
         await scene.settle(60)

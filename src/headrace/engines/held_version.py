@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headrace.runtime.protocol import Clock
+from headrace.engines.protocol import VersionHeld
+from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.signal import Signal
 from headrace.weights.plane import WeightError
 from headrace.weights.version import Version
@@ -52,12 +53,16 @@ class Pins:
     async def all_released(self, clock: Clock, version: Version, then: str, is_dead: Callable[[], bool]) -> None:
         """Wait until no pin is left on `version`, or the engine is dead. `then`: what it is, in words, once they are
         gone. Raises WaitTimeout."""
-        await self._changed.wait_until(
-            lambda: not self._count or is_dead(),
-            clock,
-            _RELEASE_S,
-            lambda: f"{self._count} pins on version {version} to be released before it is {then}",
-        )
+        """Raises VersionHeld."""
+        try:
+            await self._changed.wait_until(
+                lambda: not self._count or is_dead(),
+                clock,
+                _RELEASE_S,
+                lambda: f"{self._count} pins on version {version} to be released before it is {then}",
+            )
+        except WaitTimeout as late:
+            raise VersionHeld(late.so_far) from late
 
     def _release(self) -> None:
         self._count -= 1

@@ -25,6 +25,11 @@ class UncertainVersions(EngineError):
     """Tokens that were handed out may be of other versions than they were said to be: nobody goes on from them."""
 
 
+class VersionHeld(EngineError):
+    """Somebody has pinned the version for so long that what waits for it gives up, to be asked again: no fault of the
+    engine, nor of what is to take its place. The message says how long."""
+
+
 class RequestError(ValueError):
     """A request that no engine could serve: an id outside the vocabulary, a prompt longer than the context."""
 

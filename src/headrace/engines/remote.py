@@ -22,6 +22,7 @@ from headrace.engines.protocol import (
     Tag,
     TokenChunk,
     UncertainVersions,
+    VersionHeld,
 )
 from headrace.engines.remote_pin import RemotePin
 from headrace.engines.remote_requests import RemoteRequests
@@ -40,7 +41,7 @@ _START_S = 1800.0
 _FOR_EVER_S = 1e9
 _STOP_S = 90.0
 
-_ERRORS: dict[str, type[Exception]] = {error.__name__: error for error in (WeightError, ConfigError)}
+_ERRORS: dict[str, type[Exception]] = {error.__name__: error for error in (WeightError, ConfigError, VersionHeld)}
 """Of a worker's errors, those that are told as what they are."""
 _LOST = (WorkerLost, WorkerError, WaitTimeout, ConnectionError)
 
@@ -218,7 +219,8 @@ class RemoteEngine:
         return found
 
     async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
-        """See `Engine.update`. What the engine receives is the receiver's offer. Raises WeightError, EngineError."""
+        """See `Engine.update`. What the engine receives is the receiver's offer. Raises WeightError, EngineError, and
+        VersionHeld of that."""
         self._liveness.check()
         offer = receiver.near(self._worker).offer()
         if offer is None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from headrace.engines.member import Member
 from headrace.engines.pool import EnginePool
 from headrace.engines.pool_state import EngineState
-from headrace.engines.protocol import EngineError, SwapMode, Tag
+from headrace.engines.protocol import EngineError, SwapMode, Tag, VersionHeld
 from headrace.roles.attempts import words_of_attempt
 from headrace.roles.context import RoleContext
 from headrace.roles.engine_return import come_back
@@ -96,8 +96,8 @@ class WeightFollowerRole:
                 self._member.misses_version = True
                 self._pool.changed.notify()  # the engine watch looks at it
             return False
-        except WaitTimeout as held:  # by an evaluation, as a rule: it is no fault of the weights
-            self._context.report("waiting", {"role": NAME, "message": self._pool.said_of(self._member, held.so_far)})
+        except (VersionHeld, WaitTimeout) as held:  # by an evaluation, as a rule: it is no fault of the weights
+            self._context.report("waiting", {"role": NAME, "message": self._pool.said_of(self._member, str(held))})
         except StoreError:
             raise  # of the report
         except Exception as error:  # whatever taking them raises, no memory for a second copy included
