@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from headrace.config.errors import ConfigError
@@ -37,7 +39,9 @@ from headrace.roles.workers.engine_host import EngineHost
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.wire.wire_format import copied
 from headrace.runtime.workers import WorkerError
+from headrace.weights.newest_offer import Offered
 from headrace.weights.plane import WeightError, WeightOffer, WeightReceiver
+from headrace.weights.shm import ShmPublisher
 from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import INITIAL, Version
 
@@ -174,7 +178,7 @@ class Offers(WeightReceiver):
     def offer(self) -> WeightOffer:
         number = self._numbers.pop(0) if len(self._numbers) > 1 else self._numbers[0]
         check = SwapCheck(TOKENS, np.full((1, 2), -1.0, np.float32), 1.0, "float32")
-        return WeightOffer(Version(0, number), "shm", "nowhere", None, check)
+        return WeightOffer(Version(0, number), "memory", "nowhere", None, check)
 
     def receive(self) -> Any:
         raise NotImplementedError
@@ -461,6 +465,43 @@ def test_a_version_that_was_overtaken_gives_way_to_the_newest_at_once() -> None:
     on(test)
 
 
+@pytest.mark.parametrize("waits_for", ["a pin", "what is in flight"])
+def test_what_overtook_a_version_that_waited_is_taken_and_the_server_is_asked_for_no_other(
+    waits_for: str, tmp_path: Path
+) -> None:
+    """By shared memory, where the third version is written over the first one."""
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        publisher = ShmPublisher(tmp_path)
+
+        def publish(number: int) -> None:
+            check = SwapCheck(TOKENS, np.full((1, 2), -1.0, np.float32), 1.0, "float32")
+            publisher.send(publisher.snapshot(Version(0, number), [("w", torch.zeros(4))], check))
+
+        publish(1)
+        remote = RemoteEngine(Messages(Host(engine, runtime)), runtime, client="test")
+        await remote.attach()
+        pin = engine.pin() if waits_for == "a pin" else None
+        reading = asyncio.ensure_future(read(engine, request()))
+        await runtime.clock.sleep(1.5 * STEP_S)
+        mode = SwapMode.KEEP if pin is not None else SwapMode.DRAIN
+        swapping = asyncio.ensure_future(remote.update(publisher.receiver(), mode))
+        await runtime.clock.sleep(2 * STEP_S)
+        publish(2)
+        publish(3)
+        assert server.calls == []
+        if pin is not None:
+            pin.release()
+        report = await swapping
+        assert report is not None
+        assert report.version == remote.version == Version(0, 3)
+        assert [call for call in server.calls if "load" in call] == ["load 0.3"]
+        assert versions(await reading) == ([0] * 3 + [3] * 7 if pin is not None else [0] * 10)
+        await remote.detach()
+
+    on(test)
+
+
 def test_a_server_that_says_something_else_of_the_versions_fails_the_request() -> None:
     async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
         with pytest.raises(
@@ -502,7 +543,7 @@ class Host(EngineHost[ServerEngine]):
         self._engine, self._device = engine, "cpu"
 
     def _receiver(self, offer: WeightOffer) -> WeightReceiver:
-        return Offers(offer.version.number)
+        return Offered(offer)
 
 
 class Messages:

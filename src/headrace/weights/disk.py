@@ -6,7 +6,6 @@ therefore never sees a version in the making; a crash leaves at worst a folder t
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -20,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from headrace.store.media.files import sync_path
 from headrace.weights import swap_check
+from headrace.weights.disk_format import CHECK, POINTER, name_of, pointed, version_of
 from headrace.weights.manifest import build_manifest, checksum, from_json, named_once, require_newer, to_json, verify
 from headrace.weights.plane import (
     ALL,
@@ -37,10 +37,8 @@ from headrace.weights.version import Version
 
 T = TypeVar("T")
 
-_POINTER = "LATEST"
 TENSORS = "weights.safetensors"
 _MANIFEST = "manifest.json"
-_CHECK = "check.json"
 
 
 class DiskPublisher(WeightPublisher):
@@ -63,14 +61,14 @@ class DiskPublisher(WeightPublisher):
     ) -> Snapshot:
         """See `WeightPublisher.snapshot`. The last version is read from the folder, so a trainer that a restore left
         behind is refused."""
-        require_newer(version, _pointed(self._folder))
+        require_newer(version, pointed(self._folder))
         copies = {name: tensor.detach().clone() for name, tensor in named_once(version, tensors)}
         return Snapshot(build_manifest(version, copies, checksums=False), MappingProxyType(copies), check)
 
     def begin(self, manifest: Manifest) -> Path:
         """For whoever writes a version's tensors, as they come, into the file `TENSORS` of this folder, which nobody
         takes for a version until it is sent. Raises WeightError, as `snapshot`."""
-        require_newer(manifest.version, _pointed(self._folder))
+        require_newer(manifest.version, pointed(self._folder))
         try:
             making = self._empty(manifest.version)
         except OSError as error:
@@ -81,8 +79,8 @@ class DiskPublisher(WeightPublisher):
     def send(self, snapshot: Snapshot) -> Manifest:
         """See `WeightPublisher.send`: the snapshot's tensors, or those that were written since `begin`."""
         version = snapshot.version
-        require_newer(version, _pointed(self._folder))
-        making, made = self._making(version), self._folder / _name(version)
+        require_newer(version, pointed(self._folder))
+        making, made = self._making(version), self._folder / name_of(version)
         begun, self._begun = self._begun, None
         try:
             if snapshot.manifest is begun:
@@ -90,8 +88,8 @@ class DiskPublisher(WeightPublisher):
             else:
                 manifest = _write(self._empty(version), version, dict(_storable(snapshot.tensors.items())))
             if snapshot.check is not None:
-                (making / _CHECK).write_bytes(swap_check.to_json(snapshot.check))
-                sync_path(making / _CHECK)
+                (making / CHECK).write_bytes(swap_check.to_json(snapshot.check))
+                sync_path(making / CHECK)
             (making / _MANIFEST).write_bytes(to_json(manifest))
             for path in (making / TENSORS, making / _MANIFEST, making):
                 sync_path(path)
@@ -113,13 +111,13 @@ class DiskPublisher(WeightPublisher):
         return DiskReceiver(self._folder)
 
     def _making(self, version: Version) -> Path:
-        return self._folder / f"making-{_name(version)}"
+        return self._folder / f"making-{name_of(version)}"
 
     def _empty(self, version: Version) -> Path:
         """A new folder for a version in the making; what was left of others, and of this one, goes. Raises OSError."""
         making = self._making(version)
         self._folder.mkdir(parents=True, exist_ok=True)
-        for leftover in (*self._folder.glob("making-*"), self._folder / _name(version)):
+        for leftover in (*self._folder.glob("making-*"), self._folder / name_of(version)):
             shutil.rmtree(leftover, ignore_errors=True)
         making.mkdir()
         return making
@@ -128,10 +126,10 @@ class DiskPublisher(WeightPublisher):
         return WeightError(f"cannot publish {version} in {self._folder}: {error}; make room there")
 
     def _point_to(self, version: Version) -> None:
-        pointer = self._folder / f"{_POINTER}.new"
-        pointer.write_text(f"{_name(version)}\n")
+        pointer = self._folder / f"{POINTER}.new"
+        pointer.write_text(f"{name_of(version)}\n")
         sync_path(pointer)
-        pointer.replace(self._folder / _POINTER)
+        pointer.replace(self._folder / POINTER)
         sync_path(self._folder)
 
 
@@ -142,7 +140,7 @@ class DiskReceiver(WeightReceiver):
         self._folder = Path(folder)
 
     def latest(self) -> Version | None:
-        return _pointed(self._folder)
+        return pointed(self._folder)
 
     def offer(self) -> WeightOffer | None:
         if self.latest() is None:
@@ -175,8 +173,8 @@ class DiskReceiver(WeightReceiver):
         version = self.latest()
         if version is None:
             raise WeightError(f"no weights were published in {self._folder} yet; publish the initial version first")
-        folder = self._folder / _name(version)
-        manifest_file, check_file = folder / _MANIFEST, folder / _CHECK
+        folder = self._folder / name_of(version)
+        manifest_file, check_file = folder / _MANIFEST, folder / CHECK
         try:
             manifest = from_json(manifest_file.read_bytes(), str(manifest_file))
             check = swap_check.from_json(check_file.read_bytes()) if check_file.is_file() else None
@@ -191,7 +189,7 @@ class DiskReceiver(WeightReceiver):
     def _read(self, share: Share = ALL) -> Received:
         """The file is mapped: what nobody looks at is not read."""
         manifest, check = self._told()
-        tensors_file = self._folder / _name(manifest.version) / TENSORS
+        tensors_file = self._folder / name_of(manifest.version) / TENSORS
         try:
             tensors = load_file(tensors_file)
         except FileNotFoundError as error:
@@ -230,30 +228,7 @@ def _told(folder: Path, manifest: Manifest) -> Manifest:
     return replace(manifest, entries=tuple(replace(each, checksum=sums[each.name]) for each in manifest.entries))
 
 
-def _name(version: Version) -> str:
-    return f"{version.branch}-{version.number}"
-
-
-def _version(name: str) -> Version | None:
-    match = re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", name)
-    return Version(int(match[1]), int(match[2])) if match else None
-
-
 def _versions(folder: Path) -> Iterator[tuple[Version, Path]]:
     for path in folder.iterdir():
-        if (version := _version(path.name)) is not None:
+        if (version := version_of(path.name)) is not None:
             yield version, path
-
-
-def _pointed(folder: Path) -> Version | None:
-    pointer = folder / _POINTER
-    try:
-        text = pointer.read_bytes().decode(errors="replace")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise WeightError(f"{pointer} cannot be read: {error}; it is tried again") from error
-    version = _version(text.removesuffix("\n"))
-    if version is None:
-        raise WeightError(f"{pointer} is damaged: {text[:40]!r} names no version; remove it and publish again")
-    return version

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from headrace.weights.plane import TensorEntry, WeightError
 from headrace.weights.version import Version
@@ -19,10 +21,39 @@ each."""
 NONE = -1
 """The checksum where there is no need of one."""
 _ALIGNED = 64
+_NUMBERS = "=5q"
+
+
+class SlotHead(NamedTuple):
+    """What a slot says of itself, once it is whole."""
+
+    generation: int
+    version: Version
+    has_check: bool
 
 
 def slot_name(number: int) -> str:
     return f"slot-{number}"
+
+
+def check_file(folder: Path, generation: int) -> Path:
+    """The swap check of the version that a slot had in this generation."""
+    return folder / f"check-{generation}.json"
+
+
+def whole_slots(folder: Path) -> list[SlotHead]:
+    """Those that have a version, the newest one first. Raises OSError."""
+    found = []
+    for number in range(SLOTS):
+        descriptor = os.open(folder / slot_name(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            told = os.pread(descriptor, struct.calcsize(_NUMBERS), 0)
+        finally:
+            os.close(descriptor)
+        generation, branch, version, _, has_check = struct.unpack(_NUMBERS, told)
+        if generation > 0 and generation % 2 == 0:
+            found.append(SlotHead(generation, Version(branch, version), bool(has_check)))
+    return sorted(found, reverse=True)
 
 
 def places(entries: Iterable[TensorEntry]) -> tuple[list[tuple[TensorEntry, int]], int]:

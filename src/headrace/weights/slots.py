@@ -39,7 +39,7 @@ from headrace.weights.plane import (
     WeightPublisher,
     WeightReceiver,
 )
-from headrace.weights.slot_format import LAYOUT, NONE, SLOTS
+from headrace.weights.slot_format import LAYOUT, NONE, SLOTS, check_file
 from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import Version
 
@@ -218,9 +218,9 @@ class SlotPublisher(WeightPublisher, ABC):
     def _write_check(self, generation: int, check: SwapCheck | None) -> None:
         """In a file of its own, before the slot is said to be whole. That of the slot's last version goes."""
         try:
-            _check_file(self._folder, generation - 2 * SLOTS).unlink(missing_ok=True)
+            check_file(self._folder, generation - 2 * SLOTS).unlink(missing_ok=True)
             if check is not None:
-                _check_file(self._folder, generation).write_bytes(swap_check.to_json(check))
+                check_file(self._folder, generation).write_bytes(swap_check.to_json(check))
         except OSError as error:
             raise WeightError(f"cannot publish in {self._folder}: {error}; make room there") from error
 
@@ -368,7 +368,7 @@ class SlotReceiver(WeightReceiver, ABC):
         if not whole.slot.has_check:
             return None
         try:
-            return swap_check.from_json(_check_file(self._folder, whole.generation).read_bytes())
+            return swap_check.from_json(check_file(self._folder, whole.generation).read_bytes())
         except (OSError, ValueError) as error:
             if not whole.stands():
                 return None  # overtaken
@@ -403,10 +403,6 @@ def _checksum(tensors: Iterable[torch.Tensor]) -> int:
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         found = zlib.crc32(flat.view(torch.uint8).numpy().data, found)
     return found
-
-
-def _check_file(folder: Path, generation: int) -> Path:
-    return folder / f"check-{generation}.json"
 
 
 def _dtype(entry: TensorEntry) -> torch.dtype:

@@ -174,14 +174,13 @@ class ServerEngine:
         """See `Engine.update`. Raises WeightError, EngineError; from then on nothing is sampled until it succeeds."""
         async with self._updating:
             self._liveness.check()
-            offer = receiver.offer()
-            if offer is None or not is_to_take(offer.version, self.version, anew=self.rests):
+            if not is_to_take(receiver.latest(), self.version, anew=self.rests):
                 return None
             await self._pins.all_released(
                 self._services.clock, self.version, "replaced", lambda: self._liveness.is_dead
             )
             self._liveness.check()
-            return await self._weights.swap(offer, receiver, mode)
+            return await self._weights.swap(receiver, mode)
 
     async def sleep(self, tags: Sequence[Tag], *, sends_away: bool = False) -> None:
         """Raises EngineError: none does yet."""

@@ -70,11 +70,12 @@ class LoadedWeights:
         """What is asked of the server goes there; else it waits."""
         return not (self.is_swapping or self.rests)
 
-    async def swap(self, offer: WeightOffer, receiver: WeightReceiver, mode: SwapMode) -> SwapReport:
-        """Have the server take them. Raises WeightError, EngineError."""
+    async def swap(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport:
+        """Have the server take the newest version. Raises WeightError, EngineError."""
         self.is_swapping = True
         try:
-            interrupted = await self._unless_dead(self._pause(mode, offer.version))
+            offer = await self._unless_dead(self._offered(receiver, mode))
+            interrupted = await self._unless_dead(self._pause(mode))
             began = self._clock.now()
             try:
                 version = await self._exchange_newest(offer, receiver)
@@ -108,13 +109,21 @@ class LoadedWeights:
         finally:
             self._at_work = None
 
-    async def _pause(self, mode: SwapMode, version: Version) -> int:
+    async def _offered(self, receiver: WeightReceiver, mode: SwapMode) -> WeightOffer:
+        """What is newest once nothing is waited for any more, beforehand: the bytes of what was so before may be gone.
+        Raises WeightError, EngineError, and nothing was asked of the server."""
+        if mode is SwapMode.DRAIN:
+            await self._in_flight.until_none(_DRAIN_S, f"before {receiver.latest()} can be loaded")
+        offer = receiver.offer()
+        if offer is None:
+            raise WeightError("nothing is published any more")
+        return offer
+
+    async def _pause(self, mode: SwapMode) -> int:
         """Have the server pause, and read what it has sampled. How many requests that found in flight. Raises
         EngineError, and the server goes on."""
         in_flight = self._in_flight
         try:
-            if mode is SwapMode.DRAIN:
-                await in_flight.until_none(_DRAIN_S, f"before {version} can be loaded")
             found = len(in_flight)
             retracts = self._dialect.retracts
             rests = mode is SwapMode.KEEP or (mode is SwapMode.RECOMPUTE and retracts)
@@ -193,7 +202,9 @@ class LoadedWeights:
                 await self._unless_dead(self._exchange(offer))
                 return offer.version
             except (WeightError, EngineError):
-                newest = receiver.offer()
+                newest = None
+                with suppress(WeightError):
+                    newest = receiver.offer()
                 if left == 0 or self._liveness.is_dead or newest is None or newest.version == offer.version:
                     raise
                 offer = newest

@@ -22,9 +22,9 @@ from headrace.roles.workers.launched_server import LaunchedServer
 from headrace.runtime.ports import free_port
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
-from headrace.weights.plane import Received, WeightError, WeightOffer, WeightReceiver
+from headrace.weights.newest_offer import Offered
+from headrace.weights.plane import WeightError, WeightOffer, WeightReceiver
 from headrace.weights.seen import CPU
-from headrace.weights.version import Version
 
 _LOOK_S = 0.25
 _ATTACHED_S = 60.0
@@ -226,7 +226,7 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
             await self._sender.close()
 
     def _receiver(self, offer: WeightOffer) -> WeightReceiver:
-        return _Offered(offer)
+        return Offered(offer)
 
 
 def _token(key: str, name: str | None) -> str | None:
@@ -237,24 +237,3 @@ def _token(key: str, name: str | None) -> str | None:
     if not token:
         raise ConfigError(f"engine.{key} is {name!r}, but the environment has no such variable; set it")
     return token
-
-
-class _Offered(WeightReceiver):
-    """An offer that somebody else receives."""
-
-    def __init__(self, offer: WeightOffer) -> None:
-        self._offer = offer
-
-    def latest(self) -> Version | None:
-        """See `WeightReceiver.latest`."""
-        return self._offer.version
-
-    def offer(self) -> WeightOffer | None:
-        """See `WeightReceiver.offer`."""
-        return self._offer
-
-    def receive(self) -> Any:
-        raise NotImplementedError
-
-    def received(self) -> Received:
-        raise NotImplementedError
