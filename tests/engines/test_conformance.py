@@ -12,7 +12,9 @@ from typing import Any
 import conforming
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from headrace.algorithms.kept_sets import KeptSets
 from headrace.config import EngineConfig
 from headrace.engines.conformance import (
     CHECKS,
@@ -23,10 +25,12 @@ from headrace.engines.conformance import (
     new_weights_are_used_and_told,
     nothing_is_found_of_old_weights,
     tokens_are_the_models,
+    truncation_comes_with_its_kept_sets,
     who_is_sent_away_goes_on_elsewhere,
     who_sleeps_samples_nothing_and_goes_on,
     wrong_weights_are_refused,
 )
+from headrace.engines.conformance.subject import joined_chunks
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.protocol import (
     Engine,
@@ -67,6 +71,16 @@ class WrongVersion(Broken):
             yield replace(chunk, versions=versions)
 
 
+def only(answer: TokenChunk, keep: NDArray[np.bool_]) -> TokenChunk:
+    return replace(
+        answer,
+        tokens=answer.tokens[keep],
+        logprobs=answer.logprobs[keep],
+        versions=answer.versions[keep],
+        branches=answer.branches[keep],
+    )
+
+
 class LostToken(Broken):
     """The third token of an answer is missing."""
 
@@ -75,13 +89,7 @@ class LostToken(Broken):
         async for chunk in self._engine.generate(request):
             keep = np.arange(seen, seen + len(chunk.tokens)) != 2
             seen += len(chunk.tokens)
-            yield replace(
-                chunk,
-                tokens=chunk.tokens[keep],
-                logprobs=chunk.logprobs[keep],
-                versions=chunk.versions[keep],
-                branches=chunk.branches[keep],
-            )
+            yield only(chunk, keep)
 
 
 class LostInTheSwap(Broken):
@@ -98,6 +106,92 @@ class LostInTheSwap(Broken):
         async for chunk in self._engine.generate(request):
             lost = (chunk.versions > began) & (self.mode is SwapMode.KEEP)
             yield replace(chunk, logprobs=np.where(lost, np.float32(np.nan), chunk.logprobs))
+
+
+class EarlyVersion(Broken):
+    """In mode `keep` it says of the last two tokens of old weights that they are of the new ones."""
+
+    mode = SwapMode.RECOMPUTE
+
+    async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
+        self.mode = mode
+        return await self._engine.update(receiver, mode)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+        answer = joined_chunks([chunk async for chunk in self._engine.generate(request)])
+        versions = answer.versions
+        if self.mode is SwapMode.KEEP:
+            versions = np.concatenate([versions[2:], versions[-2:]])
+        yield replace(answer, versions=versions)
+
+
+class LostAtTheFlip(EarlyVersion):
+    """In mode `keep` the first token of new weights is missing."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+        answer = joined_chunks([chunk async for chunk in self._engine.generate(request)])
+        flips = np.flatnonzero(np.diff(answer.versions)) + 1
+        keep = np.ones(len(answer.tokens), dtype=bool)
+        keep[flips] = self.mode is not SwapMode.KEEP
+        yield only(answer, keep)
+
+
+class LostEnd(Broken):
+    """The last two tokens of an answer that went on under new weights are missing."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+        answer = joined_chunks([chunk async for chunk in self._engine.generate(request)])
+        count = len(answer.tokens) - 2 * (len(set(answer.versions.tolist())) > 1)
+        yield only(answer, np.arange(len(answer.tokens)) < count)
+
+
+class KeepsOne(Broken):
+    """It says that each token was the only one there was."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+        async for chunk in self._engine.generate(request):
+            ones = np.ones(len(chunk.tokens), np.int32)
+            kept = KeptSets.of(chunk.tokens, ones, conforming.VOCAB)
+            yield replace(chunk, kept=kept, logprobs=np.zeros_like(chunk.logprobs))
+
+
+class KeepsLess(Broken):
+    """It leaves out an id of each set, and normalises over the rest."""
+
+    def asked(self, request: GenerateRequest) -> GenerateRequest:
+        return replace(request, sampling=replace(request.sampling, top_k=request.sampling.top_k - 1))
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+        async for chunk in self._engine.generate(self.asked(request)):
+            yield chunk
+
+
+class IgnoresTopP(KeepsLess):
+    """Whatever is asked for."""
+
+    def asked(self, request: GenerateRequest) -> GenerateRequest:
+        return replace(request, sampling=replace(request.sampling, top_p=1.0))
+
+
+class Hasty(Broken):
+    """While weights are looked at, it hands out tokens of theirs."""
+
+    unproven: int | None = None
+
+    async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
+        version = receiver.latest()
+        assert version is not None
+        self.unproven = version.number
+        try:
+            await asyncio.sleep(0.05)
+            return await self._engine.update(receiver, mode)
+        finally:
+            self.unproven = None
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
+        async for chunk in self._engine.generate(request):
+            now = self.unproven
+            yield chunk if now is None else replace(chunk, versions=np.full_like(chunk.versions, now))
 
 
 class StaleCache(Broken):
@@ -210,6 +304,17 @@ def test_the_embedded_engine_conforms(tmp_path: Path, check: Check) -> None:
         (WrongVersion, new_weights_are_used_and_told, "its versions go back|log-prob .*, the model's is"),
         (LostToken, tokens_are_the_models, "token 2 .*: log-prob"),
         (LostInTheSwap, new_weights_are_used_and_told, "log-prob nan of token .* is not finite"),
+        (
+            EarlyVersion,
+            new_weights_are_used_and_told,
+            "first tokens of v1 after a swap have the log-prob that the model",
+        ),
+        (LostAtTheFlip, new_weights_are_used_and_told, "ended by LENGTH, and is not whole: 287 of 288"),
+        (LostEnd, new_weights_are_used_and_told, "ended by LENGTH, and is not whole: 286 of 288"),
+        (KeepsOne, truncation_comes_with_its_kept_sets, r"\d ids are missing beside the 1 that are kept"),
+        (KeepsLess, truncation_comes_with_its_kept_sets, "4 ids are kept, at least 5 have to be"),
+        (IgnoresTopP, truncation_comes_with_its_kept_sets, "ids are kept beyond its limits, and are no ties"),
+        (Hasty, wrong_weights_are_refused, "tokens of v1, which was never there"),
         (StaleCache, new_weights_are_used_and_told, "log-prob .*, the model's is"),
         (Insomniac, who_sleeps_samples_nothing_and_goes_on, "it samples while it sleeps"),
         (Hoarder, who_sleeps_samples_nothing_and_goes_on, "it woke with weights that it had dropped"),
@@ -223,13 +328,19 @@ def test_a_broken_engine_does_not(tmp_path: Path, broken: Any, check: Check, wor
         put_to((check,), tmp_path, broken)
 
 
-def test_keys_and_values_of_old_weights_are_found(tmp_path: Path) -> None:
-    """As a prefix cache has them that nobody reset."""
+@pytest.mark.parametrize("reset_in", [(), (SwapMode.KEEP,), (SwapMode.KEEP, SwapMode.RECOMPUTE)])
+def test_keys_and_values_of_old_weights_are_found(tmp_path: Path, reset_in: tuple[SwapMode, ...]) -> None:
+    """As a prefix cache has them that nobody reset, or in some modes alone."""
 
     class Remembers(Broken):
         def __init__(self, engine: EmbeddedEngine) -> None:
             super().__init__(engine)
             self._told: dict[bytes, TokenChunk] = {}
+
+        async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
+            if mode in reset_in:
+                self._told.clear()
+            return await self._engine.update(receiver, mode)
 
         async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk]:
             chunks = [chunk async for chunk in self._engine.generate(request)]

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from headrace.engines.conformance.crossing import Crossings
 from headrace.engines.conformance.subject import (
     LOOK_S,
     WAIT_S,
@@ -16,6 +17,7 @@ from headrace.engines.conformance.subject import (
     Subject,
     joined_chunks,
     require,
+    require_whole,
     until_sampled,
 )
 from headrace.engines.protocol import (
@@ -27,7 +29,7 @@ from headrace.engines.protocol import (
     TokenChunk,
 )
 from headrace.runtime.protocol import WaitTimeout
-from headrace.weights.plane import WeightError
+from headrace.weights.plane import WeightError, WeightReceiver
 
 _ABORT_S = 30.0
 """In which a request that waits, and is aborted, has ended."""
@@ -70,7 +72,9 @@ async def a_stop_token_ends_and_is_kept(subject: Subject) -> None:
 
 
 async def truncation_comes_with_its_kept_sets(subject: Subject) -> None:
-    for sampling in ({"top_k": 5}, {"top_k": 20, "top_p": 0.6}):
+    """Of each limit, and of both: the sets are the model's own. By the smallest top-p, one that is of the whole
+    vocabulary cuts what top-k leaves as well."""
+    for sampling in ({"top_k": 5}, {"top_k": 20, "top_p": 0.6}, {"top_k": 20, "top_p": 0.1}):
         requests = [replace(subject.request(seed=seed, **sampling), return_kept=True) for seed in range(4)]
         for request, answer in zip(requests, await _together(subject, requests), strict=True):
             subject.judge(request, answer)
@@ -79,7 +83,7 @@ async def truncation_comes_with_its_kept_sets(subject: Subject) -> None:
 async def new_weights_are_used_and_told(subject: Subject) -> None:
     """In each mode, with requests in flight: each token is of the version that it is said to be of. What `keep` goes on
     with has keys and values of the old weights, so it is judged up to the swap."""
-    for mode in (SwapMode.RECOMPUTE, SwapMode.DRAIN, SwapMode.KEEP):
+    for mode in (SwapMode.KEEP, SwapMode.RECOMPUTE, SwapMode.DRAIN):
         for _ in range(_TRIES):
             crossed = await _swapped(subject, mode)
             if crossed or mode is SwapMode.DRAIN:
@@ -97,38 +101,47 @@ async def new_weights_are_used_and_told(subject: Subject) -> None:
 async def _swapped(subject: Subject, mode: SwapMode) -> int:
     """How many of 8 requests went on under new weights."""
     engine = subject.engine
-    receiver = subject.publication("b" if subject.held[engine.version] == "a" else "a")
+    old, receiver = engine.version, _other(subject)
     requests = [subject.request(subject.max_context - 32, seed=seed) for seed in range(8)]
     running = [asyncio.ensure_future(subject.whole(request)) for request in requests]
     await until_sampled(subject)
     report = await engine.update(receiver, mode)
     require(report is not None and report.version == receiver.latest(), f"the swap reported {report}")
     require(engine.version == receiver.latest(), f"the engine says that it has {engine.version}")
-    crossed = 0
+    crossed, crossings = 0, Crossings(subject, old, engine.version)
     for request, answer in zip(requests, await asyncio.gather(*running), strict=True):
+        require_whole(request, answer)
         new = np.flatnonzero(answer.versions == engine.version.number)
-        crossed += 0 < len(new) < len(answer.tokens)
+        is_crossed = 0 < len(new) < len(answer.tokens)
+        crossed += is_crossed
         subject.judge(request, _first(answer, int(new[0])) if mode is SwapMode.KEEP and len(new) else answer)
+        if mode is SwapMode.KEEP and is_crossed:
+            crossings.add(request, answer, int(new[0]))
+    crossings.judge()
     return crossed
 
 
 async def nothing_is_found_of_old_weights(subject: Subject) -> None:
-    """A prompt that was computed before a swap is computed again, though an engine that keeps keys and values of
-    prompts has found it once."""
+    """In each mode: a prompt that was computed before a swap is computed again, though an engine that keeps keys and
+    values of prompts has found it once."""
     length = min(_LONG, subject.max_context // 2)
-    for _ in range(2):
-        before = subject.request(4, seed=5, length=length)
-        subject.judge(before, await subject.whole(before))
-    other = "b" if subject.held[subject.engine.version] == "a" else "a"
-    await subject.engine.update(subject.publication(other), SwapMode.KEEP)
-    after = subject.request(4, seed=5, length=length)
-    subject.judge(after, await subject.whole(after))
+    for seed, mode in enumerate(SwapMode, start=50):
+        for _ in range(2):
+            before = subject.request(4, seed=seed, length=length)
+            subject.judge(before, await subject.whole(before))
+        await subject.engine.update(_other(subject), mode)
+        after = subject.request(4, seed=seed, length=length)
+        subject.judge(after, await subject.whole(after))
 
 
 async def wrong_weights_are_refused(subject: Subject) -> None:
-    """A tensor that is the other model's: the update fails, nothing of it comes out, and the next one is taken."""
+    """A tensor that is the other model's, with requests in flight: the update fails, nothing of it comes out, not even
+    while it is looked at, and the next one is taken."""
     version = subject.engine.version
     other = "b" if subject.held[version] == "a" else "a"
+    requests = [subject.request(subject.max_context // 2, seed=seed) for seed in range(8)]
+    running = [asyncio.ensure_future(subject.whole(request)) for request in requests]
+    await until_sampled(subject)
     try:
         await subject.engine.update(subject.publication(other, spoilt=True), SwapMode.RECOMPUTE)
     except (WeightError, EngineError):
@@ -137,6 +150,8 @@ async def wrong_weights_are_refused(subject: Subject) -> None:
         raise NotConforming("weights that are not what the swap check says were taken")
     require(subject.engine.version == version, f"it says that it has {subject.engine.version}, which was refused")
     await subject.engine.update(subject.publication(other), SwapMode.RECOMPUTE)
+    for request, answer in zip(requests, await asyncio.gather(*running), strict=True):
+        subject.judge(request, answer)
     request = subject.request(seed=3)
     subject.judge(request, await subject.whole(request))
 
@@ -162,7 +177,7 @@ async def an_aborted_request_ends(subject: Subject) -> None:
 async def an_aborted_request_that_waits_ends(subject: Subject) -> None:
     """Without a token, though what it waits for has not come; and nothing is sampled for it once that comes."""
     engine = subject.engine
-    receiver = subject.publication("b" if subject.held[engine.version] == "a" else "a")
+    receiver = _other(subject)
     request = replace(subject.request(seed=8), min_version=receiver.latest())
     waiting = asyncio.ensure_future(subject.whole(request))
     await subject.clock.sleep(0.2)
@@ -199,8 +214,7 @@ async def a_bad_request_fails_alone(subject: Subject) -> None:
 
 async def no_token_is_older_than_was_asked_for(subject: Subject) -> None:
     """A request that needs a version which comes only later waits for it."""
-    other = "b" if subject.held[subject.engine.version] == "a" else "a"
-    receiver = subject.publication(other)
+    receiver = _other(subject)
     request = replace(subject.request(seed=6), min_version=receiver.latest())
     waiting = asyncio.ensure_future(subject.whole(request))
     await subject.clock.sleep(0.2)
@@ -235,8 +249,6 @@ async def a_death_is_told(subject: Subject, kill: Callable[[], object]) -> None:
         if chunks:
             answer = joined_chunks(chunks)
             subject.judge(request, answer)
-            whole = len(answer.tokens) == request.sampling.max_new_tokens
-            require(whole or not ended, f"request {request.request_id} ended by LENGTH, and is not whole")
     require(any(lost), "none of 8 requests was in flight")
     require(engine.failure is not None, "it does not say that it has failed")
     try:
@@ -271,4 +283,10 @@ def _first(answer: TokenChunk, count: int) -> TokenChunk:
         logprobs=answer.logprobs[:count],
         versions=answer.versions[:count],
         branches=answer.branches[:count],
+        finish_reason=None,
     )
+
+
+def _other(subject: Subject) -> WeightReceiver:
+    """A version of the model that the engine does not hold."""
+    return subject.publication("b" if subject.held[subject.engine.version] == "a" else "a")

@@ -88,4 +88,5 @@ async def who_is_sent_away_goes_on_elsewhere(subject: Subject) -> None:
             prompt=np.concatenate([request.prompt, part.tokens], dtype=np.int32),
             sampling=replace(request.sampling, max_new_tokens=16),
         )
-        subject.judge(request, joined_chunks([part, await subject.whole(rest)]))
+        asked = replace(request, sampling=replace(request.sampling, max_new_tokens=len(part.tokens) + 16))
+        subject.judge(asked, joined_chunks([part, await subject.whole(rest)]))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.algorithms.kept_sets import joined
+from headrace.engines.conformance.truncation import kept_fault
 from headrace.engines.protocol import (
     Engine,
     FinishReason,
@@ -106,13 +107,12 @@ class Subject:
         return found
 
     def judge(self, request: GenerateRequest, answer: TokenChunk) -> None:
-        """Raises NotConforming unless each token has the log-prob that the model of its version gives it."""
+        """Raises NotConforming unless each token has the log-prob that the model of its version gives it, and all are
+        there of what a limit ended."""
         tokens, start = np.concatenate([request.prompt, answer.tokens], dtype=np.int32), len(request.prompt)
         lengths = {len(answer.tokens), len(answer.logprobs), len(answer.versions), len(answer.branches)}
         if len(lengths) != 1:
             raise NotConforming(f"request {request.request_id}: arrays of the lengths {sorted(lengths)}")
-        if not len(answer.tokens):
-            return
         temperature = request.sampling.temperature or 1.0
         versions = [Version(int(b), int(n)) for b, n in zip(answer.branches, answer.versions, strict=True)]
         if unknown := [version for version in versions if version not in self.held]:
@@ -125,6 +125,7 @@ class Subject:
         for place, version in enumerate(versions):
             told = known[self.held[version]][start + place - 1]
             self._judge_token(request, answer, place, version, told)
+        require_whole(request, answer)
 
     def _judge_token(
         self, request: GenerateRequest, answer: TokenChunk, place: int, version: Version, told: NDArray[np.float32]
@@ -139,10 +140,8 @@ class Subject:
             kept, _ = answer.kept[place : place + 1].ids()
             if token not in kept:
                 raise NotConforming(f"{name}: it is not in its own kept set")
-            if sampling_k := request.sampling.top_k:
-                last = float(np.partition(told, -sampling_k)[-sampling_k])
-                if float(told[kept].min()) < last - self.largest_gap:
-                    raise NotConforming(f"{name}: {len(kept)} ids are kept under top_k {sampling_k}, beyond ties")
+            if fault := kept_fault(told, kept, request.sampling, self.largest_gap):
+                raise NotConforming(f"{name}: {fault} (top_k {request.sampling.top_k}, top_p {request.sampling.top_p})")
             right -= float(np.logaddexp.reduce(told[kept].astype(np.float64)))
         if request.sampling.temperature == 0 and right < float(told.max()) - self.largest_gap:
             raise NotConforming(
@@ -157,6 +156,15 @@ def _require_finite(request: GenerateRequest, chunk: TokenChunk) -> None:
     for place in np.flatnonzero(~np.isfinite(chunk.logprobs)):
         told = f"log-prob {chunk.logprobs[place]} of token {place} of a chunk is not finite"
         raise NotConforming(f"request {request.request_id}: {told}")
+
+
+def require_whole(request: GenerateRequest, answer: TokenChunk) -> None:
+    """Raises NotConforming where a limit has ended it before it was reached."""
+    count, asked = len(answer.tokens), request.sampling.max_new_tokens
+    require(
+        answer.finish_reason is not FinishReason.LENGTH or count == asked,
+        f"request {request.request_id} ended by LENGTH, and is not whole: {count} of {asked} tokens",
+    )
 
 
 def require(holds: bool, words: str) -> None:
