@@ -27,7 +27,7 @@ from headrace.rollout.rollout_function import FunctionRunner, FunctionSettings, 
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.store.partials import Partials
-from headrace.weights.version import INITIAL, Version
+from headrace.weights.version import INITIAL, Lineage, Version
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_job" / "partial_rollout.py"
 PROMPT = Prompt("p9", "3+4=", {"answer": "7"})
@@ -311,6 +311,32 @@ def test_what_older_weights_sampled_is_masked_if_told() -> None:
     assert masked.loss_mask.tolist() == [False] * 11 + [True] * 3
     assert masked.versions.tolist() == [-1] * 11 + [1] * 3
     assert masked.logprobs.tolist() == [0.0] * 11 + [-0.5] * 3
+
+
+def test_what_weights_sampled_that_were_taken_back_is_masked_though_its_number_is_not_smaller() -> None:
+    """Version 7 began it, the run went back to batch 4, and version 5 of the next branch goes on with it."""
+
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        (group,) = await buffer.get(1)
+        under_way = asyncio.create_task(group[0].generate())
+        if not engine.ends:
+            await while_it_holds(lambda: len(group[0]._coming) < 7)
+            await buffer.abort()
+            line.go_back(Version(1, 5), {0: 4})
+            engine.version, engine.ends, engine.text = Version(1, 5), True, "123456789"
+        await under_way
+        return [group]
+
+    engine, line = StreamingEngine("1234567", version=Version(0, 7), ends=False), Lineage(0, {})
+
+    async def run() -> Group:
+        playing = Playing(function, engine, samples=1, masks_continued=True)
+        playing.runner._policy.engines.line = line
+        return await playing.group()
+
+    (sample,) = asyncio.run(run()).samples
+    assert sample.loss_mask.tolist() == [False] * 11 + [True] * 3
+    assert sample.versions.tolist() == [-1] * 11 + [5] * 3
 
 
 def test_the_reward_sees_all_of_a_response_that_was_gone_on_with() -> None:

@@ -66,7 +66,8 @@ class FunctionSettings:
     timeout_s: float
     """A group that the function has for longer fails, and so do those that wait for longer while it has none."""
     masks_continued: bool = False
-    """What was sampled under older weights than those that a group is gone on with is not trained on."""
+    """What was sampled under older weights than those that a group is gone on with, or under weights that the run has
+    taken back since, is not trained on."""
 
 
 class FunctionRunner:
@@ -256,9 +257,10 @@ class FunctionRunner:
     def _taken(self, held: HeldGroup) -> None:
         self._untaken.taken()
         if self._settings.masks_continued:
+            engines = self._policy.engines
             for sample in held.samples:
                 if not sample.is_finished:
-                    sample.forget_older_than(self._policy.engines.version.number)
+                    sample.forget_older_than(engines.version.number, engines.line.holds)
 
     async def _keep(self, held: HeldGroup) -> None:
         self._untaken.look()

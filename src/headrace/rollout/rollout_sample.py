@@ -24,6 +24,7 @@ from headrace.rollout.episode_scoring import failure_of
 from headrace.rollout.policy import Policy
 from headrace.rollout.trajectory import Experts, Trajectory, experts_so_far
 from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.weights.version import Version
 
 _NONE = np.empty(0, np.int32)
 _GRACE_S = 2.0
@@ -241,9 +242,12 @@ class RolloutSample:
             request.cancel()
         self._take(self._cut_off)
 
-    def forget_older_than(self, number: int) -> None:
-        """Tokens of versions before this number are not trained on from now on."""
-        self._parts = [each for part in self._parts for each in _without_older(part, number)]
+    def forget_older_than(self, number: int, holds: Callable[[Version], bool] = lambda version: True) -> None:
+        """Tokens of versions before this number, and of those that the run's line does not hold, are not trained on
+        from now on."""
+        self._parts = [
+            each for part in self._parts for each in _without(part, lambda v: v.number < number or not holds(v))
+        ]
 
     def restore(self, parts: Sequence[Part], experts: Experts = None) -> None:
         """What it has behind the prompt."""
@@ -336,11 +340,13 @@ def _counts(part: Part) -> bool:
     return part.chosen and part.trained
 
 
-def _without_older(part: Part, number: int) -> list[Part]:
-    """The part, where neighbours that are too old, and those that are not, are parts of their own."""
+def _without(part: Part, forgets: Callable[[Version], bool]) -> list[Part]:
+    """The part, where neighbours whose versions are forgotten, and those whose are not, are parts of their own."""
     if not _counts(part) or not len(part.tokens):
         return [part]
-    old = part.versions < number
+    versions = [Version(int(b), int(n)) for b, n in zip(part.branches, part.versions, strict=True)]
+    forgotten = {version: forgets(version) for version in set(versions)}
+    old = np.array([forgotten[version] for version in versions])
     edges = [0, *(np.flatnonzero(np.diff(old)) + 1).tolist(), len(old)]
     pieces = [part[start:end] for start, end in pairwise(edges)]
     return [replace(piece, trained=not old[start]) for piece, start in zip(pieces, edges, strict=False)]
