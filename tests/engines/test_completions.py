@@ -548,6 +548,38 @@ def test_an_engine_that_is_added_serves_once_all_have_heard_of_it() -> None:
     resting(1, body)
 
 
+def test_an_engine_that_is_added_takes_what_is_published_while_others_hear_of_it() -> None:
+    class Published:
+        version = Version(0, 6)
+
+        def latest(self) -> Version:
+            return self.version
+
+    class Takes(RandomEngine):
+        async def update(self, receiver: Any, mode: Any) -> Any:
+            await self._runtime.clock.sleep(1.0)
+            if self.version == Version(0, 7):
+                published.version = Version(0, 8)
+            self.version = receiver.latest()
+            return self.version
+
+    published: Any = Published()
+
+    async def body(pool: EnginePool, engines: list[RandomEngine], runtime: VirtualRuntime) -> None:
+        added = Takes(runtime, random.Random(9), INITIAL, deaths=0.0)
+        member = pool.add(added)
+
+        async def tell() -> None:
+            assert added.version == Version(0, 6)
+            published.version = Version(0, 7)
+
+        await pool.welcome(member, published, tell)
+        assert member.state is EngineState.SERVING
+        assert added.version == published.version
+
+    resting(1, body)
+
+
 def test_an_engine_that_dies_too_often_within_a_time_is_gone_though_it_gives_tokens_and_others_serve() -> None:
     async def main(runtime: VirtualRuntime) -> None:
         rng = random.Random(1)

@@ -368,6 +368,28 @@ def test_a_kill_costs_its_own_requests_and_what_was_received_stays(tmp_path: Pat
     asyncio.run(main())
 
 
+def test_one_that_begins_behind_what_is_published_rests_for_all_who_ask_it(tmp_path: Path) -> None:
+    """As one that is made anew: others find it before whoever made it has it updated."""
+
+    async def main() -> None:
+        publisher = MemoryPublisher()
+        publisher.publish(Version(0, 1), tiny_model(seed=1).named_parameters())
+        async with workers(tmp_path) as (runtime, group):
+            owner, client = (RemoteEngine(PeerOfRank(group, 0), runtime, name) for name in ("owner", "client"))
+            await owner.start(is_behind=True)
+            await client.attach()
+            assert owner.rests
+            assert client.rests
+            await owner.update(publisher.receiver(), SwapMode.RECOMPUTE)
+            assert not owner.rests
+            await until(lambda: not client.rests)
+            assert client.version == Version(0, 1)
+            await client.detach()
+            await owner.stop()
+
+    asyncio.run(main())
+
+
 def test_weights_of_another_processs_memory_are_refused() -> None:
     from headrace.weights.plane import WeightError, WeightOffer
     from headrace.weights.receiving import receiver_of

@@ -318,6 +318,7 @@ class EnginePool:
         await started(member.engine, receiver, attached=self._attached)
         if before is not None:
             await before()
+            await caught_up(member.engine, receiver)  # nobody had it follow meanwhile
         member.state = EngineState.SERVING
         kind = {} if self.hires is None else {"kind": self.hires.kind}
         version = {"version": str(member.engine.version)}
@@ -416,6 +417,20 @@ async def started(engine: Engine, receiver: WeightReceiver | None, *, attached: 
     """`engine`, with the newest version that `receiver` has; with what it was made with only if that is version 0 of
     the run, and it was made for the run, not `attached`. Raises EngineError, ConfigError, WeightError."""
     await engine.start()
+    await caught_up(engine, receiver, attached=attached)
+
+
+async def caught_up(engine: Engine, receiver: WeightReceiver | None, *, attached: bool = False) -> None:
+    """Once an engine that serves nobody yet holds the newest version that `receiver` has, those included that are
+    published meanwhile. `attached`: what it holds is of no version of the run. Raises EngineError, WeightError."""
+    while receiver is not None and is_behind(receiver, engine.version, attached=attached):
+        if await engine.update(receiver, SwapMode.RECOMPUTE) is None:
+            return
+        attached = False
+
+
+def is_behind(receiver: WeightReceiver | None, held: Version = INITIAL, *, attached: bool = False) -> bool:
+    """Whether `receiver` has a version that an engine with `held` does not have; any, if it is only `attached`. Raises
+    WeightError."""
     latest = None if receiver is None else receiver.latest()
-    if receiver is not None and latest is not None and (latest != INITIAL or attached):
-        await engine.update(receiver, SwapMode.RECOMPUTE)
+    return latest is not None and (latest > held or attached)

@@ -129,9 +129,10 @@ class RemoteEngine:
             raise EngineError("the engine was not started: it has no slots yet")
         return self._status.slots
 
-    async def start(self) -> None:
-        """Have the engine serve, and listen to it. Raises EngineError."""
-        await self._call("start", what="the engine to start", seconds=_START_S)
+    async def start(self, *, is_behind: bool = False) -> None:
+        """Have the engine serve, and listen to it. `is_behind`: there are newer weights than those that it is made
+        with, so it rests until it is updated, for all who ask it. Raises EngineError."""
+        await self._call("start", is_behind, what="the engine to start", seconds=_START_S)
         await self.attach()
 
     async def attach(self) -> None:

@@ -16,7 +16,7 @@ from headrace.controller.planning.cache_memory import cache_of
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.plan import Plan
 from headrace.engines.embedded.cache_plan import CachePlan
-from headrace.engines.pool import EnginePool, started
+from headrace.engines.pool import EnginePool, caught_up, is_behind
 from headrace.engines.protocol import Engine, EngineError
 from headrace.engines.remote import RemoteEngine
 from headrace.models.loading import resolve_device
@@ -265,5 +265,6 @@ class _Revive:
         except (WorkerError, WorkerLost) as error:
             raise EngineError(str(error)) from error
         await self._asked.came(engine, workers.handles[rank].worker)
-        await started(engine, receiver, attached=self._attached)
+        await engine.start(is_behind=is_behind(receiver, attached=self._attached))
+        await caught_up(engine, receiver, attached=self._attached)
         return engine

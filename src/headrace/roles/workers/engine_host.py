@@ -57,6 +57,8 @@ class EngineHost(Generic[E]):
         self._clients: dict[str, _Client] = {}
         self._taken_out: EngineError | None = None
         """Though it lives."""
+        self._is_behind = False
+        """What it holds is of no use until it is updated: newer weights are there."""
         self._pins: dict[tuple[str, int], PinnedVersion] = {}
         self._numbers = count()
         self._news = asyncio.Event()
@@ -64,8 +66,9 @@ class EngineHost(Generic[E]):
     def _receiver(self, offer: WeightOffer) -> WeightReceiver:
         raise NotImplementedError
 
-    async def start(self) -> None:
-        """See `Engine.start`."""
+    async def start(self, is_behind: bool = False) -> None:
+        """See `Engine.start`. `is_behind`: whoever asks engines hears that it rests, until it is updated."""
+        self._is_behind = is_behind
         await self._engine.start()
         self._taken_out = None
 
@@ -141,6 +144,7 @@ class EngineHost(Generic[E]):
     async def update(self, offer: WeightOffer, mode: SwapMode) -> SwapReport | None:
         """See `Engine.update`. Raises WeightError, EngineError."""
         report = await self._engine.update(self._receiver(offer), mode)
+        self._is_behind = False
         self._news.set()
         return report
 
@@ -183,7 +187,8 @@ class EngineHost(Generic[E]):
     def state(self) -> EngineStatus:
         """Now, for whoever is in this process."""
         engine = self._engine
-        status = EngineStatus(engine.version, engine.slots, engine.stats(), rests=engine.rests, asleep=engine.asleep)
+        rests = engine.rests or self._is_behind
+        status = EngineStatus(engine.version, engine.slots, engine.stats(), rests=rests, asleep=engine.asleep)
         failure = engine.failure or self._taken_out
         if failure is None:
             return status

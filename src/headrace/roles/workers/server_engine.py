@@ -80,8 +80,8 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
         self._sender: WeightSender | None = None
         self._watching: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """See `Engine.start`. Raises ConfigError, EngineError."""
+    async def start(self, is_behind: bool = False) -> None:
+        """See `EngineHost.start`. Raises ConfigError, EngineError."""
         await self._may_send()
         launch, tries = self._spec.launch, 1
         while True:
@@ -101,10 +101,10 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
             dialect,
             self._spec.limits,
             self._services,
-            holds=launch is not None,
+            holds=launch is not None and not is_behind,
             died=lambda: None if self._server is None else self._server.end_noted(),
         )
-        await super().start()
+        await super().start(is_behind)
         if self._server is not None:
             self._watching = self._services.spawn(self._watch(self._server), "the server's end")
 
