@@ -58,6 +58,8 @@ class Workers:
     clears_s: float = 0.0
     room_at: float = 0.0
     """When there is room for one that was lost; it is waited for 300 s."""
+    tell_s: float = 0.0
+    """That a worker takes to hear something."""
     closed: bool = False
     waits_s: float = 0.0
     """For an item of a stream."""
@@ -71,6 +73,10 @@ class Workers:
             if rank in self.lost:
                 raise WorkerLost(rank, self.lost[rank])
             self.calls.append(f"{rank} goes on from {args[0]}")
+            await self.runtime.clock.sleep(self.tell_s)
+        elif method == "engines_changed":
+            self.calls.append(f"{rank} has {len(args[0])} engines")
+            await self.runtime.clock.sleep(self.tell_s)
         elif method == "let_go":
             self.calls.append(f"{rank} lets go of {args[0]}, issue {args[1]}")
         return [None]
@@ -231,6 +237,32 @@ def test_all_workers_are_told_where_the_run_goes_on_and_who_comes_back_too() -> 
         workers.changed.notify()
         await runner._runtime.clock.sleep(5.0)
         assert workers.calls[1:] == ["restart 1", "1 goes on from v5~1"]
+
+    played_by(test)
+
+
+def test_who_comes_back_hears_what_changes_meanwhile_once() -> None:
+    handles: Any = [object(), object()]
+
+    async def test(runner: RolloutWorkers, workers: Workers, losses: Losses, store: Store) -> None:
+        seats, clock = runner._seats, runner._runtime.clock
+        await seats.go_back(Version(1, 5), {0: 5})
+        await seats.engines_changed(handles[:1], ())
+        workers.calls.clear()
+        workers.tell_s, workers.lost[0] = 10.0, "exit code 3"
+        workers.changed.notify()
+        while "0 has 1 engines" not in workers.calls:
+            await clock.sleep(1.0)
+        going = asyncio.ensure_future(seats.go_back(Version(2, 4), {0: 4}))
+        changing = asyncio.ensure_future(seats.engines_changed(handles, ()))
+        await asyncio.gather(going, changing)
+        await clock.sleep(60.0)
+        assert [call for call in workers.calls if call.startswith("0 ")] == [
+            "0 goes on from v5~1",
+            "0 has 1 engines",
+            "0 goes on from v4~2",
+            "0 has 2 engines",
+        ]
 
     played_by(test)
 

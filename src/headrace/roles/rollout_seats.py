@@ -25,6 +25,10 @@ _BEGIN_S = 600.0
 _PATIENCE_S = 3600.0
 
 
+Line = tuple[Version, Mapping[int, int]]
+Engines = tuple[Sequence[Handle], Sequence[int]]
+
+
 @dataclass(slots=True, eq=False)
 class Seat:
     """A worker's place, which outlives the worker."""
@@ -46,6 +50,9 @@ class Seat:
     blame: Blame = field(default_factory=Blame)
     since: float = 0.0
     """When it began with what it is at, or was lost."""
+    line: Line | None = None
+    """That the worker was told, see `RolloutSeats`; so with `engines`."""
+    engines: Engines | None = None
 
 
 class RolloutSeats:
@@ -73,9 +80,9 @@ class RolloutSeats:
         self._changed = Signal()
         self._given_up: Exception | None = None
         self._closing = False
-        self._line: tuple[Version, Mapping[int, int]] | None = None
+        self._line: Line | None = None
         """Where the run went on, if it went back since they were made."""
-        self._engines: tuple[Sequence[Handle], Sequence[int]] | None = None
+        self._engines: Engines | None = None
         """All of the policy's engines, and which of them serve nothing more, if that changed since they were made."""
         self.lost_time = LostTime(runtime.clock.now)
         self.tell: EventSink = lambda kind, data: None
@@ -137,7 +144,8 @@ class RolloutSeats:
                     await self._tell_engines(seat)
 
     async def _tell_engines(self, seat: Seat) -> None:
-        if self._engines is not None:
+        if seat.engines is not self._engines and self._engines is not None:
+            seat.engines = self._engines
             await self.workers.call("engines_changed", *self._engines, rank=seat.rank, what="a rollout worker to hear")
 
     async def close(self) -> None:
@@ -265,8 +273,10 @@ class RolloutSeats:
 
     async def _begin(self, seat: Seat) -> None:
         await self.workers.call("begin", seat.writer, rank=seat.rank, what="a rollout worker", seconds=_BEGIN_S)
-        await self._tell_line(seat)
-        await self._tell_engines(seat)
+        seat.line = seat.engines = None
+        while seat.line is not self._line or seat.engines is not self._engines:  # they may change while it is told
+            await self._tell_line(seat)
+            await self._tell_engines(seat)
         if seat.life:
             self._lost(seat)
         seat.life += 1
@@ -276,7 +286,8 @@ class RolloutSeats:
         self._look()
 
     async def _tell_line(self, seat: Seat) -> None:
-        if self._line is not None:
+        if seat.line is not self._line and self._line is not None:
+            seat.line = self._line
             begun, last_kept = self._line
             await self.workers.call(
                 "go_back", begun, dict(last_kept), rank=seat.rank, what="a rollout worker to go back"
