@@ -19,6 +19,7 @@ from headrace.experience.records.codec import decode_group
 from headrace.experience.sample import Group
 from headrace.observe.run_record import RunWatcher
 from headrace.roles.actors import gap_sample
+from headrace.runtime import supervision
 from headrace.store import RunReader, RunStore
 
 OF_A_GAP_SAMPLE = "2147483646/"
@@ -159,6 +160,7 @@ def test_a_gap_sample_that_is_never_served_costs_a_warning_at_most(
 
     monkeypatch.setattr(gap_sample, "EVERY", 1)
     monkeypatch.setattr(EmbeddedEngine, "generate", generate)
+    monkeypatch.setattr(supervision, "FIRST_PAUSE_S", 0.01)  # before it is asked again: the run is short
     folder = tmp_path / "run"
     summary = train(make_job(tmp_path / "job"), folder)
     assert summary["status"] == "finished"
