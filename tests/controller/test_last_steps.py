@@ -17,11 +17,13 @@ from headrace.controller.simulation.plan import simulated_plan
 from headrace.controller.simulation.simulated_rollouts import RolloutFaults
 from headrace.controller.simulation.simulated_run import FOLDER
 from headrace.controller.stopping import StopRequest
+from headrace.observe.last_steps import LastSteps
 from headrace.offline.recorder import recording
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.workers import WorkerError
 from headrace.store import OfflineStore, RunReader, RunStore
 from headrace.store.errors import disk_full
+from headrace.store.media.lock import RunLock
 from headrace.store.media.memory_files import MemoryFiles
 
 
@@ -125,11 +127,22 @@ def test_a_full_disk_leaves_the_view_of_an_offline_trainer_closed_and_its_error_
     error: type[Exception] = ValueError if fails else type(disk_full(FOLDER))
 
     def offline() -> None:
-        with recording(config, tmp_path, view, done=0) as recorder:
+        with recording(config, RunLock(tmp_path), view, done=0) as recorder:
             if fails:
                 raise ValueError("the loss is not finite")
-            recorder.status = "finished"
+            recorder.end("finished")
 
     with pytest.raises(error):
         offline()
     assert not view.is_open
+
+
+def test_what_breaks_a_step_off_is_raised_once_all_were_tried() -> None:
+    last, tried = LastSteps(ValueError("the loss is not finite")), []
+    with last.step("its status"):
+        raise KeyboardInterrupt
+    with last.step("the end of its workers"):
+        tried.append("workers")
+    with pytest.raises(KeyboardInterrupt):
+        last.done()
+    assert tried == ["workers"]

@@ -18,6 +18,7 @@ class LastSteps:
         """`ended_by`: the error that ended the run, which the user must hear of."""
         self._ended_by = ended_by
         self._failed: Exception | None = None
+        self._broke_off: BaseException | None = None
 
     @contextmanager
     def step(self, what: str) -> Iterator[None]:
@@ -27,8 +28,13 @@ class LastSteps:
         except Exception as error:
             logger.warning("at the run's end, %s: %s", what, words_of(error))
             self._failed = self._failed or error
+        except BaseException as error:  # cancelled, or interrupted: those that are left are tried all the same
+            self._broke_off = self._broke_off or error
 
     def done(self) -> None:
-        """Raises what the first of the steps that failed raised, unless the run has ended with an error."""
+        """Raises what broke one of the steps off; else what the first that failed raised, unless the run has ended with
+        an error."""
+        if self._broke_off is not None:
+            raise self._broke_off
         if self._failed is not None and self._ended_by is None:
             raise self._failed
