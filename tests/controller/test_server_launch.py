@@ -57,7 +57,7 @@ def test_the_command_has_loopback_the_plugin_and_the_users_own_options(tmp_path:
     command = vllm_command.command(made, port=7)
     assert command[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     assert (option(command, "--host"), option(command, "--port")) == ("127.0.0.1", "7")
-    assert (option(command, "--max-num-seqs"), option(command, "--max-model-len")) == ("8", "96")
+    assert (option(command, "--max-num-seqs"), option(command, "--max-model-len")) == ("16", "96"), "8 for the check"
     assert option(command, "--weight-transfer-config") == '{"backend": "headrace"}'
     assert option(command, "--seed") == "1"
     assert "--no-enable-prefix-caching" in command
@@ -102,7 +102,7 @@ def test_the_command_of_sglang_has_loopback_ids_alone_and_the_users_own_options(
     module = "headrace_sglang_cpu.server" if made.on_cpu else "sglang.launch_server"
     assert command[:3] == [sys.executable, "-m", module]
     assert (option(command, "--host"), option(command, "--port")) == ("127.0.0.1", "7")
-    assert (option(command, "--max-running-requests"), option(command, "--random-seed")) == ("8", "1")
+    assert (option(command, "--max-running-requests"), option(command, "--random-seed")) == ("16", "1")
     assert option(command, "--context-length") == "102", "SGLang leaves 6 tokens of it free"
     assert {"--skip-tokenizer-init", "--incremental-streaming-output", "--enable-metrics"} < set(command)
     assert "--skip-server-warmup" not in command, "one of ours is taken back"

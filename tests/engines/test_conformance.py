@@ -22,6 +22,7 @@ from headrace.engines.conformance import (
     NotConforming,
     Subject,
     a_death_is_told,
+    a_full_engine_takes_new_weights,
     new_weights_are_used_and_told,
     nothing_is_found_of_old_weights,
     tokens_are_the_models,
@@ -106,6 +107,13 @@ class LostInTheSwap(Broken):
         async for chunk in self._engine.generate(request):
             lost = (chunk.versions > began) & (self.mode is SwapMode.KEEP)
             yield replace(chunk, logprobs=np.where(lost, np.float32(np.nan), chunk.logprobs))
+
+
+class WaitsForAll(Broken):
+    """In mode `keep` it looks at new weights only once nothing is in flight."""
+
+    async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
+        return await self._engine.update(receiver, SwapMode.DRAIN if mode is SwapMode.KEEP else mode)
 
 
 class EarlyVersion(Broken):
@@ -304,6 +312,7 @@ def test_the_embedded_engine_conforms(tmp_path: Path, check: Check) -> None:
         (WrongVersion, new_weights_are_used_and_told, "its versions go back|log-prob .*, the model's is"),
         (LostToken, tokens_are_the_models, "token 2 .*: log-prob"),
         (LostInTheSwap, new_weights_are_used_and_told, "log-prob nan of token .* is not finite"),
+        (WaitsForAll, a_full_engine_takes_new_weights, "new weights were taken once all that was in flight had ended"),
         (
             EarlyVersion,
             new_weights_are_used_and_told,

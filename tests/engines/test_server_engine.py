@@ -79,6 +79,7 @@ class Scripted:
     resume_fault: Exception | None = None
     """It goes on, and its answer is lost."""
     name: str = "a server"
+    together: int | None = None
     retracts: bool = False
     count: int = 0
     counts: bool = True

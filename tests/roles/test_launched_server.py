@@ -20,13 +20,14 @@ from headrace.engines.protocol import EngineError
 from headrace.engines.servers.dialect import Expected
 from headrace.engines.servers.engine import Limits
 from headrace.engines.servers.kinds import KINDS, ServerKind
-from headrace.engines.servers.launch import ServerLaunch
+from headrace.engines.servers.launch import CHECKED, ServerLaunch
 from headrace.engines.servers.vllm import VllmDialect
 from headrace.roles.workers import server_engine
-from headrace.roles.workers.server_engine import ServerEngineWorker, ServerSpec
+from headrace.roles.workers.server_engine import ServerEngineWorker, ServerSpec, given_at_once
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.ports import free_ports
 from headrace.runtime.workers import Placement, WorkerError
+from headrace.weights.swap_check import check_tokens
 
 SERVER = """
 import http.server, mmap, subprocess, sys
@@ -269,3 +270,17 @@ def test_one_that_is_attached_to_and_does_not_answer_well_is_told_by_its_url(
 
 def test_ports_that_are_drawn_together_differ() -> None:
     assert len(set(free_ports(200))) == 200
+
+
+@pytest.mark.parametrize(
+    ("slots", "together", "given"),
+    [(64, None, 64), (64, 72, 64), (64, 64, 56), (64, 1000, 64), (64, 16, 8), (64, 10, 5), (64, 1, 1)],
+)
+def test_a_server_is_given_fewer_than_it_computes_at_once_as_the_swap_check_is_beside_them(
+    slots: int, together: int | None, given: int
+) -> None:
+    assert given_at_once(slots, together) == given
+
+
+def test_the_swap_check_has_as_many_sequences_as_there_are_places_for_it() -> None:
+    assert len(check_tokens(100, 4096)) == CHECKED

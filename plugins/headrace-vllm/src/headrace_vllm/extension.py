@@ -49,6 +49,7 @@ class Extension:
             "logprobs_mode": str(config.logprobs_mode),
             "max_logprobs": config.max_logprobs,
             "stream_interval": self.vllm_config.scheduler_config.stream_interval,  # type: ignore[attr-defined]
+            "max_num_seqs": self.vllm_config.scheduler_config.max_num_seqs,  # type: ignore[attr-defined]
             "ranks": parallel.world_size * parallel.data_parallel_size,
         }
         engine = getattr(self, "weight_transfer_engine", None)

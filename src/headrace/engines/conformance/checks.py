@@ -98,6 +98,19 @@ async def new_weights_are_used_and_told(subject: Subject) -> None:
         require(set(answer.versions.tolist()) == {subject.engine.version.number}, "old weights after the swap")
 
 
+async def a_full_engine_takes_new_weights(subject: Subject) -> None:
+    """As many requests as it computes at once go on under new weights: whatever looks at these has room beside them,
+    and waits for the end of none."""
+    engine = subject.engine
+    requests = [subject.request(subject.max_context - 32, seed=seed) for seed in range(engine.slots)]
+    running = [asyncio.ensure_future(subject.whole(request)) for request in requests]
+    await until_sampled(subject)
+    await engine.update(_other(subject), SwapMode.KEEP)
+    require(not all(each.done() for each in running), "new weights were taken once all that was in flight had ended")
+    for request, answer in zip(requests, await asyncio.gather(*running), strict=True):
+        require_whole(request, answer)
+
+
 async def _swapped(subject: Subject, mode: SwapMode) -> int:
     """How many of 8 requests went on under new weights."""
     engine = subject.engine
@@ -263,6 +276,7 @@ CHECKS: tuple[Check, ...] = (
     a_stop_token_ends_and_is_kept,
     truncation_comes_with_its_kept_sets,
     new_weights_are_used_and_told,
+    a_full_engine_takes_new_weights,
     nothing_is_found_of_old_weights,
     wrong_weights_are_refused,
     an_aborted_request_ends,

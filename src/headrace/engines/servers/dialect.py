@@ -55,6 +55,8 @@ class Dialect(Protocol):
 
     name: str
     """Of the server, with its version, once it has been `met`."""
+    together: int | None
+    """Sequences that it computes at once, once it has been `met`; None where it does not say."""
     retracts: bool
     """Whether what is in flight rests in mode `recompute` too, and goes on with keys and values that the new weights
     compute. Else that ends it."""

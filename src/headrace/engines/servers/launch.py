@@ -10,6 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headrace.weights.swap_check import LONG, PREDICTED
+
+CHECKED = PREDICTED // (LONG - 1)
+"""Sequences of the swap check that a server computes beside those in flight: of these none ends for it in mode `keep`,
+and who waits for a place would wait for one that does."""
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 

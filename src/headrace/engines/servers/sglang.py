@@ -57,6 +57,7 @@ class SglangDialect:
         self._vocab_size = vocab_size
         self._services = services
         self.name = "SGLang"
+        self.together: int | None = None
         self._overlaps = True
         """Whether it computes a step before the last one's tokens are told of: these would count to new weights."""
         self._keeps = False
@@ -99,6 +100,8 @@ class SglangDialect:
         await require_routes(self._http, needed, answered="/server_info", where=f"{self.name} {where}", mend=NEWEST)
         self._overlaps = not info.get("disable_overlap_schedule", False)
         self._prefers = bool(info.get("enable_priority_scheduling", False))
+        most = info.get("max_running_requests")
+        self.together = most if isinstance(most, int) else None
         await self._require_goes_on(f"{self.name} {where}")
         await self._require_tells(expected, f"{self.name} {where}")
 

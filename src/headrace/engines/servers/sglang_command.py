@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from headrace.engines.servers.launch import ServerLaunch, server_environment
+from headrace.engines.servers.launch import CHECKED, ServerLaunch, server_environment
 from headrace.engines.servers.user_options import NotGiven, SetBy, check_switches, flags, title, user_options
+from headrace.weights.swap_check import LONG
 
 MODULE, CPU_MODULE = "sglang.launch_server", "headrace_sglang_cpu.server"
 CPU_PLUGIN = "headrace-sglang-cpu"
@@ -51,7 +52,7 @@ def command(launch: ServerLaunch, port: int) -> list[str]:
         "port": port,
         "dtype": launch.dtype,
         "context_length": launch.max_context + ROOM,
-        "max_running_requests": launch.slots,
+        "max_running_requests": launch.slots + CHECKED,
         "random_seed": launch.seed,
         "skip_tokenizer_init": True,
         "incremental_streaming_output": True,
@@ -69,7 +70,7 @@ def command(launch: ServerLaunch, port: int) -> list[str]:
             "attention_backend": "torch_native",
             "disable_cuda_graph": True,
             "grammar_backend": "none",
-            "max_total_tokens": launch.slots * (launch.max_context + ROOM),
+            "max_total_tokens": launch.slots * (launch.max_context + ROOM) + CHECKED * (LONG + ROOM),
             "sleep_on_idle": True,
             "chunked_prefill_size": _CHUNK,
         }

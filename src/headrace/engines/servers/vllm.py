@@ -62,6 +62,7 @@ class VllmDialect:
         self._ranks = 1
         """Processes that take weights."""
         self.name = "vLLM"
+        self.together: int | None = None
         self._loads = 0
         self._mark = secrets.token_hex(4)
         """Ours alone: somebody who was attached before may have counted as we do."""
@@ -94,6 +95,7 @@ class VllmDialect:
         for each in told:
             require_fits(each, expected, self._vocab_size, f"{self.name} at {self._http.url}")
             self._ranks = each["ranks"]
+            self.together = each.get("max_num_seqs")
         await self._require_takes_ids()
         where = f"{self.name} at {self._http.url}"
         await require_routes(self._http, ROUTES, answered="/version", where=where, mend=NEWEST)

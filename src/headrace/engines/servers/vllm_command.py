@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from headrace.engines.servers.launch import ServerLaunch, server_environment
+from headrace.engines.servers.launch import CHECKED, ServerLaunch, server_environment
 from headrace.engines.servers.user_options import NotGiven, SetBy, flags, title, user_options
 
 TIES = 16
@@ -47,7 +47,7 @@ def command(launch: ServerLaunch, port: int) -> list[str]:
         "port": port,
         "dtype": launch.dtype,
         "max_model_len": launch.max_context,
-        "max_num_seqs": launch.slots,
+        "max_num_seqs": launch.slots + CHECKED,
         "seed": launch.seed,
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from headrace.engines.servers.dialect import Dialect, Expected
 from headrace.engines.servers.engine import Limits, ServerEngine
 from headrace.engines.servers.http import ServerHttp, ServerRefused
 from headrace.engines.servers.kinds import KINDS
-from headrace.engines.servers.launch import ServerLaunch
+from headrace.engines.servers.launch import CHECKED, ServerLaunch
 from headrace.engines.servers.weight_sender import WeightSender
 from headrace.roles.workers.engine_host import EngineHost
 from headrace.roles.workers.launched_server import LaunchedServer
@@ -97,9 +97,10 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
             self._server.note()
             self._require_loopback(self._server)
         await dialect.meet(self._spec.expected)
+        limits = self._spec.limits
         self._engine = ServerEngine(
             dialect,
-            self._spec.limits,
+            replace(limits, slots=given_at_once(limits.slots, dialect.together)),
             self._services,
             holds=launch is not None and not is_behind,
             died=lambda: None if self._server is None else self._server.end_noted(),
@@ -227,6 +228,14 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
 
     def _receiver(self, offer: WeightOffer) -> WeightReceiver:
         return Offered(offer)
+
+
+def given_at_once(slots: int, together: int | None) -> int:
+    """Requests of the `slots` that the run would give it which a server has that computes so many `together`, beside
+    the swap check; where it has few places, half of them."""
+    if together is None:
+        return slots
+    return min(slots, max(1, together - min(CHECKED, together // 2)))
 
 
 def _token(key: str, name: str | None) -> str | None:
