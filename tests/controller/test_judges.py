@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from headrace.cli.main import main
 from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.controller.evaluate import evaluate
+from headrace.controller.planning.out_of_memory import OutOfMemory
 from headrace.controller.planning.plan import make_plan
 from headrace.controller.train import Ended, train
 from headrace.engines.embedded.core import EngineCore
-from headrace.engines.protocol import EngineError
 from headrace.experience.drops import NothingToTrain
 from headrace.store import RunReader
 
@@ -182,7 +182,7 @@ def test_a_judge_that_dies_ends_the_run_and_says_so(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(EngineCore, "step", dies)
     job = job_with(tmp_path / "job", {"model": str(judge)})
-    with pytest.raises(EngineError, match=f"the engine of judge {judge} died: no memory left; resume the run to go on"):
+    with pytest.raises(OutOfMemory, match=rf"memory ran out \(the engine of judge {judge} died\); lower .*--resume"):
         go(job)
     monkeypatch.undo()
     begin_again = make_plan(load_config(TrainConfig, job))

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from headrace.config import DPOConfig, RMConfig, SFTConfig, TrainConfig
 from headrace.errors import HeadraceError
 from headrace.models.memory_errors import is_of_the_host, memory_cause
+from headrace.roles.engine_watch import EnginesLost
 
 Config = TrainConfig | SFTConfig | RMConfig | DPOConfig
 
@@ -78,7 +79,8 @@ def _told(mend: Callable[[bool], str]) -> Iterator[None]:
         wanted = f", with {asked[2]} more asked for" if asked else ""
         on_device = not is_of_the_host(cause)
         place = _place(cause) if on_device else ""
-        raise OutOfMemory(f"memory ran out{place}{wanted}; {mend(on_device)}") from error
+        who = f" ({str(error).partition(': ')[0]})" if isinstance(error, EnginesLost) else ""
+        raise OutOfMemory(f"memory ran out{place}{wanted}{who}; {mend(on_device)}") from error
 
 
 def _place(error: BaseException) -> str:
