@@ -166,13 +166,13 @@ def kill_ranks(monkeypatch: pytest.MonkeyPatch, kills: Kills) -> list[tuple[str,
     """Those of this process's runs. Gives what was told, as it is."""
     outcomes, told = RankWorkers._outcomes, []
 
-    async def watched(ranks: RankWorkers, method: str, args: Mapping[int, Any], what: str) -> Any:
+    async def watched(ranks: RankWorkers, method: str, *args: Any) -> Any:
         at = method, sum(method == before for before, _ in told)
         told.append(at)
         if (rank := kills.get(at)) is not None:
             (victim,) = (each for each in psutil.Process().children() if f"trainer/{rank}" in " ".join(each.cmdline()))
             os.kill(victim.pid, signal.SIGKILL)
-        return await outcomes(ranks, method, args, what)
+        return await outcomes(ranks, method, *args)
 
     monkeypatch.setattr(RankWorkers, "_outcomes", watched)
     return told
@@ -240,12 +240,12 @@ def test_a_rank_is_healed_while_rollouts_go_on(tmp_path: Path, monkeypatch: pyte
     running: list[set[tuple[int, ...]]] = []
     """Before the loss, and as the other heals it."""
 
-    async def watched(ranks: RankWorkers, method: str, args: Mapping[int, Any], what: str) -> Any:
+    async def watched(ranks: RankWorkers, method: str, *args: Any) -> Any:
         if method == "heal" or (method == "add_up" and not running and [name for name, _ in told].count(method) == 2):
             with closing(sqlite3.connect(run / "run.db")) as database:
                 rows = database.execute("SELECT epoch, position, attempt FROM attempts WHERE state = 'running'")
                 running.append(set(rows))
-        return await outcomes(ranks, method, args, what)
+        return await outcomes(ranks, method, *args)
 
     monkeypatch.setattr(RankWorkers, "_outcomes", watched)
     apart = {"trainer__placement": "process", "trainer__layout": {"dp": 2}, "async__mode": "async"}
