@@ -558,12 +558,13 @@ def test_a_call_may_leave_a_group_alone_for_one_that_came_later(
         await asyncio.get_running_loop().create_future()
 
     async def puts_back(buffer: Any, groups: list[Any]) -> None:
+        await both.wait()
         (later,) = await buffer.get(1)
         assert later[0].response_length == 2
         await deed(buffer, later)
         await buffer.add(groups)
 
-    begun = asyncio.Event()
+    begun, both = asyncio.Event(), asyncio.Event()
 
     async def run() -> list[Group]:
         earlier = Playing(begins, ScriptedEngine(says("7")), folder=tmp_path)
@@ -572,7 +573,9 @@ def test_a_call_may_leave_a_group_alone_for_one_that_came_later(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         playing = Playing(hangs_once(calls, puts_back), ScriptedEngine(says("7")), folder=tmp_path)
-        return await asyncio.gather(*await two_groups(playing))
+        there = await two_groups(playing)
+        both.set()
+        return await asyncio.gather(*there)
 
     groups = asyncio.run(run())
     words = "" if is_something else "f returned and had done nothing with any of the 2 groups"

@@ -160,9 +160,7 @@ class ModelRenderer:
             return ParsedText(found.content.strip(), calls, None if thought is None else thought.strip())
         except _NoCall:
             return None
-        except (
-            Exception
-        ) as error:  # may be of what the policy wrote, or of the package itself: none is known to be the one
+        except Exception as error:  # of what the policy wrote, or of the package: it does not say which
             self._tell(error)
             raise UnreadAnswer(f"the renderer {self.name} raised {type(error).__name__}") from error
 
