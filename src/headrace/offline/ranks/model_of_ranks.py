@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,9 +32,9 @@ T = TypeVar("T")
 
 _DEADLINE_S = 1800.0
 """Of a checkpoint, the model's files, the ranks' coming together: longer than any of them should take."""
-_AS_LONG_AS_IT_GETS_ON = math.inf
-"""Of passes and steps, which say so themselves, from within: however many they are, `runtime.stuck` alone ends them, as
-with one rank in this process."""
+_AS_LONG_AS_IT_GETS_ON = 86_400.0
+"""Of passes and steps, which say so themselves, from within: however many they are, `runtime.stuck` ends them, as with
+one rank in this process. This is for one that hangs between two of what it tells of."""
 _AT_ONCE = 16
 """Micro-batches of a rank that one call without a step is about: what is told of them is a message."""
 
