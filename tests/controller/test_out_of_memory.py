@@ -68,8 +68,8 @@ def test_a_run_ends_with_what_to_lower_and_goes_on_with_it(
     assert said == (
         f"headrace: memory ran out on cuda:1, with 2.50 GiB more asked for{whose}; lower "
         "trainer.max_tokens_per_microbatch (4096), engine.max_concurrent_sequences (8) or "
-        "engine.prefill_tokens_per_step (1024), set model.gradient_checkpointing=true and trainer.optimizer.offload=true, and go on with --resume: what was "
-        "journalled and checkpointed is there"
+        "engine.prefill_tokens_per_step (1024), set model.gradient_checkpointing=true and "
+        "trainer.optimizer.offload=true, and go on with --resume: what was journalled and checkpointed is there"
     )
     lowered = [
         "trainer.max_tokens_per_microbatch=64",
