@@ -23,6 +23,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if os.environ.setdefault("HEADRACE_TEST_DEVICE", "cpu") == "cpu":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+else:
+    # As `models/device_settings.py` does, and before the first product: cuBLAS looks once.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 _TESTS = itertools.count(1)

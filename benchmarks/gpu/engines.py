@@ -29,6 +29,7 @@ def decode_row(shape: str, concurrent: int, new_tokens: int, bandwidth: float, r
         if round_:
             whole.append(every)
             alone.append(first)
+    kernels = own.kernels
     own.close()
     free_memory()
     step = (statistics.median(whole) - statistics.median(alone)) / (new_tokens - 1)
@@ -37,6 +38,7 @@ def decode_row(shape: str, concurrent: int, new_tokens: int, bandwidth: float, r
         "concurrent": concurrent,
         "prompt": PROMPT,
         "new_tokens": new_tokens,
+        "kernels": kernels,
         "decode_step_ms": step * 1e3,
         "decode_tokens_per_s": concurrent / step,
         "share_of_bandwidth": read / step / bandwidth,
@@ -67,10 +69,12 @@ def peers_row(shape: str, concurrent: int, new_tokens: int, runs: int) -> dict[s
             print(f"  {name}: {taken:.2f} s", flush=True)
             if round_:
                 of_side.append(taken)
+    row: dict[str, Any] = {"shape": shape, "concurrent": concurrent, "prompt": PROMPT, "new_tokens": new_tokens}
+    row |= {"kernels": own.kernels, "attention of peers": peer.config._attn_implementation}
     own.close()
+    peer.destroy_cached_continuous_batching_manager()
     del peer
     free_memory()
-    row: dict[str, Any] = {"shape": shape, "concurrent": concurrent, "prompt": PROMPT, "new_tokens": new_tokens}
     for name, of_side in seconds.items():
         if of_side and name != "headrace":
             # Round by round, as far as a side that failed came.
@@ -95,7 +99,10 @@ def _own(shape: str, concurrent: int, new_tokens: int) -> tuple[Served, float]:
 def prefill_row(shape: str, rate: float, runs: int) -> dict[str, Any]:
     """Eight prompts of 1,024 tokens at once, one token sampled of each."""
     model = random_model(shape, torch.bfloat16)
-    body = parameters(model) - model.config.vocab_size * model.config.hidden_size
+    # Of the last layer prefill computes queries, keys and values alone, and no logits but of the last token.
+    last = model.model.layers[-1]
+    unused = parameters(last.self_attn.o_proj) + parameters(last.mlp)
+    body = parameters(model) - model.config.vocab_size * model.config.hidden_size - unused
     own = Served(
         model,
         EngineConfig(max_concurrent_sequences=8, max_context=PROMPT + 8, prefill_tokens_per_step=_PREFILL_TOKENS),
@@ -145,7 +152,7 @@ def swap_rows(shape: str, concurrent: int, bandwidth: float, runs: int) -> Itera
 
 
 def _peer(name: str, model: Any, prompts: Any, new_tokens: int) -> float:
-    from transformers import GenerationConfig
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
     config = GenerationConfig(
         max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=True, top_k=0, pad_token_id=0
@@ -157,7 +164,13 @@ def _peer(name: str, model: Any, prompts: Any, new_tokens: int) -> float:
         made = model.generate(ids, generation_config=config, attention_mask=torch.ones_like(ids))
         assert made.shape[1] == prompts.shape[1] + new_tokens
     else:
-        outputs = model.generate_batch([row.tolist() for row in prompts], generation_config=config)
+        # With its manager, cache and graphs from the round before, as ours is, and room for the others beside it.
+        outputs = model.generate_batch(
+            [row.tolist() for row in prompts],
+            generation_config=config,
+            continuous_batching_config=ContinuousBatchingConfig(max_memory_percent=0.5),
+            persistent_manager=True,
+        )
         lengths = {len(output.generated_tokens) for output in outputs.values()}
         if len(outputs) != len(prompts) or lengths != {new_tokens}:
             raise RuntimeError(f"{len(outputs)} outputs of {sorted(lengths)} tokens")

@@ -119,6 +119,12 @@ class Served:
         self._runs += 1
         return self._loop.run(run())
 
+    @property
+    def kernels(self) -> str:
+        """By which decode steps are computed: Triton's, or torch's where these do not compile."""
+        runner: Any = self.engine._serving()._runner
+        return type(getattr(runner, "operations", runner)).__name__
+
     def close(self) -> None:
         async def end() -> None:
             await self.engine.stop()

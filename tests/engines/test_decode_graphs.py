@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 
 from headrace.config import EngineConfig
 from headrace.config.model import PolicyEngineConfig
+from headrace.engines.embedded.cache import KeyValueCache
+from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
+from headrace.engines.embedded.core import EngineCore
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.embedded.runners import graphs
 from headrace.engines.embedded.runners.fused_runner import FusedRunner
@@ -21,6 +24,7 @@ from headrace.engines.embedded.runners.graphs import DecodeGraphs, graph_sizes
 from headrace.roles.workers import engine as workers
 from headrace.roles.workers.engine import EngineSpec, EngineWorker, JudgeEngineWorker, LentEngineWorker
 from headrace.runtime.inline import InlineRuntime
+from headrace.weights.version import INITIAL
 
 
 class Captured(DecodeGraphs):
@@ -28,10 +32,10 @@ class Captured(DecodeGraphs):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, slots: int, context: int) -> None:
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
-        monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
         self.log: list[tuple[int, int]] = []
         cache: Any = SimpleNamespace(slots=slots, max_context=context)
-        super().__init__(lambda *given: torch.zeros(0), cache, torch.arange(slots + 1), 7)
+        side: Any = None
+        super().__init__(lambda *given: torch.zeros(0), cache, torch.arange(slots + 1), 7, side)
 
     def _capture(self, bucket: int, reach: int) -> Any:
         self.log.append((bucket, reach))
@@ -113,3 +117,30 @@ def test_an_engine_that_is_colocated_or_lent_sleeps_by_turns(
     monkeypatch.setattr(workers, "EmbeddedEngine", lambda model, **how: given.append(how["captures"]))
     worker._made(object.__new__(worker), EngineSpec("m", "float32", "cpu", config), None)  # type: ignore[arg-type]
     assert given == [captures]
+
+
+def test_captures_have_one_stream_however_often_the_cache_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(str(device)) or object())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    model = tiny_model("qwen3")
+    plan = CachePlan(2, 16, bytes_wanted=0)
+    runner = FusedRunner.of(model, KeyValueCache(cache_shape(model.config), plan, model.dtype, model.device))
+    assert runner is not None
+    one = runner._made_graphs()
+    runner.forget_cache()
+    assert runner._made_graphs() is not one
+    assert made == ["cpu"]
+
+
+def test_a_swap_check_is_rehearsed_beside_what_an_engine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a device does before it serves."""
+    model = tiny_model("qwen3")
+    core = EngineCore(model, CachePlan(2, 16, bytes_wanted=0), 8, INITIAL, lambda: 0.0)
+    seen: list[tuple[int, ...]] = []
+    decode = FusedRunner.decode
+    monkeypatch.setattr(
+        FusedRunner, "decode", lambda runner, tokens, *more: seen.append(tokens.shape) or decode(runner, tokens, *more)
+    )
+    core.rehearse_check()
+    assert seen == [(64,)] * 4  # 256 tokens behind another, in samples of 5

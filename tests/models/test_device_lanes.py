@@ -118,10 +118,16 @@ def test_a_worker_in_a_process_of_its_own_has_such_lanes_where_its_device_is_one
     assert streams.made == ["cuda:1"]
 
 
-def test_the_lanes_of_a_trainer_whose_sums_are_in_one_order_have_cublas_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_the_first_lanes_of_a_process_tell_torch_how_to_compute(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS looks once: a run that sums in one order may follow another in its process."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # and it is as it was afterwards
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    told: list[Any] = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", told.append)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", told.append)
     host: Any = SimpleNamespace(rank=0, threads=1)
-    for mode, told in (("async", None), ("sync", ":4096:8")):
-        TrainerWorker.lanes(trainer_spec("cuda", mode), host)
-        assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == told
+    assert TrainerWorker.lanes(trainer_spec("cpu", mode), host) is None
+    assert (told, "CUBLAS_WORKSPACE_CONFIG" in os.environ) == ([], False)
+    TrainerWorker.lanes(trainer_spec("cuda", mode), host)
+    assert (told, os.environ["CUBLAS_WORKSPACE_CONFIG"]) == (["highest", False], ":4096:8")

@@ -50,7 +50,7 @@ def test_on_a_device_passes_count() -> None:
     found = estimate(SFTConfig, "cuda:0", dtype="bfloat16")
     activations, products = found.uses["trainer: activations"], found.uses["workspaces of matrix products"]
     assert found.total - activations - products == 4 * P + 4 * P + 8 * P + 2 * P
-    assert products == 2 * workspace_bytes(torch.device("cuda:0"), turns=False)
+    assert products == 2 * workspace_bytes()
     assert estimate(SFTConfig, "cuda:0", dtype="bfloat16", longest=64).uses["trainer: activations"] == activations
     assert estimate(SFTConfig, "cuda:0", dtype="bfloat16", longest=65).uses["trainer: activations"] > activations
     offloaded = estimate(SFTConfig, "cuda:0", dtype="bfloat16", trainer={"optimizer": {"offload": True}})

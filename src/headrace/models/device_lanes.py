@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
+from headrace.models.device_settings import settle
 from headrace.models.threads import set_threads
 from headrace.runtime.inline import kind_of
 from headrace.runtime.processors import available_processors
@@ -32,9 +32,7 @@ class DeviceLanes:
         self._wide = {*wide, _TURNS}
         self._turns = turns
         self._streams: dict[str, torch.cuda.Stream] = {}
-        if turns:
-            # What cuBLAS needs to sum in one order; it looks when it is first used.
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        settle(device)
 
     def thread(self, lane: str, busy: Mapping[str, str]) -> str:
         return _TURNS if kind_of(lane) in self._turns else lane

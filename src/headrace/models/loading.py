@@ -287,6 +287,7 @@ def _load(
             **options,
         )
 
+    from headrace.models.device_settings import settle
     from headrace.models.finite_weights import check_finite
 
     model, report = _read(path, what, load)
@@ -295,6 +296,7 @@ def _load(
         for name, parameter in model.named_parameters():
             if name in report["missing_keys"]:
                 parameter.zero_()
+    settle(torch.device(device))
     loaded: PreTrainedModel = model.to(device).eval()
     check_finite(str(path), loaded.named_parameters())
     return loaded

@@ -27,6 +27,8 @@ _DIFFERENTIABLE: tuple[Column, ...] = ("logprob", "entropy")
 MAX_LOGITS = 2**26
 """Logits held at a time: 256 MiB of float32. Past this the output layer is run in pieces, and again in the backward
 pass."""
+_TILE = 128
+"""Rows that a device's matrix product computes together."""
 _CACHED = 2**17
 """Logits looked at at a time where only sums of them are wanted: they stay in a processor's cache."""
 
@@ -86,7 +88,7 @@ def token_columns(
         return result.index_put((trained,), of_logits(logits, trained))
     own = trained if lm.shared is None else lm.shared.own(trained)
     hidden = lm.hidden_states(*row, own - 1, micro.experts)
-    piece = max(1, max_logits // lm.model.config.get_text_config().vocab_size)
+    piece = _rows_of(max_logits, int(lm.model.config.get_text_config().vocab_size))
 
     def of_hidden(hidden: Tensor, at: Tensor) -> Tensor:
         return of_logits(lm.head(hidden), at)
@@ -98,6 +100,12 @@ def token_columns(
         has_gradient = any(name in _DIFFERENTIABLE for name in columns)
         chosen = (head if has_gradient else head.without_gradient)(hidden, own)
     return result.index_put((trained,), chosen if lm.shared is None else lm.shared.all(chosen, len(trained)))
+
+
+def _rows_of(max_logits: int, vocab_size: int) -> int:
+    """Rows of a piece with so many logits at most: whole tiles, where it has one."""
+    rows = max(1, max_logits // vocab_size)
+    return rows - rows % _TILE if rows > _TILE else rows
 
 
 def _uncut(logits: Tensor, targets: Tensor, columns: Sequence[Column]) -> Tensor:

@@ -41,7 +41,7 @@ class TrainingOperations:
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Operations a second of a product of two large square matrices of random numbers: the best of a few. As fast as
     this thread may compute now. Blocking, a tenth of a second or so."""
-    width = 768 if device.type == "cpu" else 4096
+    width = 768 if device.type == "cpu" else 8192
     own = torch.Generator(device).manual_seed(0)  # no model's draws depend on it
     left, right = (torch.randn(width, width, device=device, generator=own).to(dtype) for _ in range(2))
     multiply = product if dense_is_faster(device, dtype) else torch.matmul

@@ -98,10 +98,12 @@ def scored_bytes(shape: DecoderShape, tokens: int, itemsize: int) -> int:
 
 def engine_bytes(shape: DecoderShape, slots: int, prefill_tokens: int, itemsize: int, context: int) -> int:
     """Of an engine's passes: prefill, of which up to half is padding, with the keys and values of a layer that it looks
-    at, by query heads; and sampling for all `slots`. `context`: tokens of the longest sequence."""
+    at, by query heads, and its masks, as booleans, as what is added to scores, and this once more, padded; and
+    sampling for all `slots`. `context`: tokens of the longest sequence."""
     prefill = 2 * prefill_tokens * shape.layer_bytes(itemsize)
+    masks = 2 * prefill_tokens * context * (1 + 2 * itemsize)
     gathered = 2 * itemsize * shape.attention * max(min(MOST_PLACES, slots * context), context)
-    return prefill + gathered + _LOGITS_SAMPLED * _FLOAT32 * slots * shape.vocabulary
+    return prefill + masks + gathered + _LOGITS_SAMPLED * _FLOAT32 * slots * shape.vocabulary
 
 
 def checked_bytes(shape: DecoderShape, samples: int, itemsize: int) -> int:

@@ -149,7 +149,7 @@ def estimate_memory(
     if config.engine.colocated:  # what it has is dropped before
         uses.pop("engine: next version while it is received", None)
     if device.type != "cpu" and (engine or trainer):
-        uses[WORKSPACES] = workspaces_of_run(config, device, uses)
+        uses[WORKSPACES] = workspaces_of_run(config, uses)
     if not engine:
         cache = CachePlan(slots=1, max_context=context_limit(model_config, config.engine), bytes_wanted=0)
     elif device.type == "cpu":

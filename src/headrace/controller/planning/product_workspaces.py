@@ -10,36 +10,24 @@ import os
 import re
 from collections.abc import Mapping
 
-import torch
-
 from headrace.config import TrainConfig
-from headrace.controller.planning.free_memory import MIB
 from headrace.controller.planning.memory_by_turns import OF_LENT
+from headrace.models.device_settings import CUBLAS_CONFIG, IN_ONE_ORDER
 
 WORKSPACES = "workspaces of matrix products"
-_CONFIG = "CUBLAS_WORKSPACE_CONFIG"
-_IN_ONE_ORDER = ":4096:8"
-"""As `DeviceLanes` sets it where lanes take turns."""
 _PART = re.compile(r":(\d+):(\d+)")
 """Blocks of so many KiB, and how many."""
-_LARGE, _SMALL = 32 * MIB, (2 * 4096 + 8 * 16) * 1024
-_LARGE_FROM = 9
-"""Compute capability. Where there is no device to ask, it counts as one."""
 _OF_LEARNING, _OF_ENGINE = 2, 2
 """A forward and a backward pass; the lane, and the stream of captures."""
 
 
-def workspace_bytes(device: torch.device, *, turns: bool) -> int:
-    """Of one pair. `turns`: lanes take turns."""
-    asked = os.environ.get(_CONFIG, _IN_ONE_ORDER if turns else "")
-    if parts := _PART.findall(asked):
-        return 1024 * sum(int(size) * int(count) for size, count in parts)
-    if torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] < _LARGE_FROM:
-        return _SMALL
-    return _LARGE
+def workspace_bytes() -> int:
+    """Of one pair."""
+    asked = _PART.findall(os.environ.get(CUBLAS_CONFIG, "")) or _PART.findall(IN_ONE_ORDER)
+    return 1024 * sum(int(size) * int(count) for size, count in asked)
 
 
-def workspaces_of_run(config: TrainConfig, device: torch.device, uses: Mapping[str, int]) -> int:
+def workspaces_of_run(config: TrainConfig, uses: Mapping[str, int]) -> int:
     """Of all who compute, which are those that `uses` of a run's memory name, in all lanes that there may be."""
     computing = {use.partition(":")[0] for use in uses if ": activations" in use}
     sections = [each.count for each in config.engine.sections if not each.is_server and "engine" in computing]
@@ -53,9 +41,9 @@ def workspaces_of_run(config: TrainConfig, device: torch.device, uses: Mapping[s
         pairs = 1 + min(learning, 1) + engines + checking
     else:
         pairs = _OF_LEARNING * learning + scoring + _OF_ENGINE * engines + checking
-    return pairs * workspace_bytes(device, turns=turns)
+    return pairs * workspace_bytes()
 
 
-def workspaces_of_learning(device: torch.device) -> int:
+def workspaces_of_learning() -> int:
     """Of one model in training, and nothing beside it."""
-    return _OF_LEARNING * workspace_bytes(device, turns=False)
+    return _OF_LEARNING * workspace_bytes()

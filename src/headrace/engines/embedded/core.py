@@ -16,12 +16,13 @@ from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
 from headrace.engines.embedded.finite_logits import finite_steps, not_finite
 from headrace.engines.embedded.fused_sampling.sampler_choice import choose_sampler
 from headrace.engines.embedded.kept_run import MOST_WAITING, KeptRun
-from headrace.engines.embedded.own_swap_check import require_right
+from headrace.engines.embedded.own_swap_check import decoded, require_right
 from headrace.engines.embedded.paged_cache import PagedCache
 from headrace.engines.embedded.prefill import prefill_pass
 from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.embedded.routed import experts_at
 from headrace.engines.embedded.runners.choice import choose_runner
+from headrace.engines.embedded.runners.runner import Runner
 from headrace.engines.embedded.sampler import Kept
 from headrace.engines.embedded.scheduler import Chunk, Plan, Scheduler
 from headrace.engines.embedded.slot_arrays import DecodeBatch
@@ -31,7 +32,7 @@ from headrace.models.captures import give_back
 from headrace.runtime.progress import mark, working
 from headrace.weights.expected import WeightSchema
 from headrace.weights.plane import Received, WeightReceiver
-from headrace.weights.swap_check import SwapCheck
+from headrace.weights.swap_check import SwapCheck, check_tokens
 from headrace.weights.version import Version
 
 logger = logging.getLogger(__name__)
@@ -123,8 +124,17 @@ class EngineCore:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Before the first step: see `Runner.capture`."""
+        """Before the first step: see `Runner.capture`. A device compiles other kernels for the small cache of a swap
+        check, which the first version would wait for."""
         self._runner.capture()
+        if self._device.type == "cuda":
+            self.rehearse_check()
+
+    def rehearse_check(self) -> None:
+        """Compute what a swap check does, with the present weights, for nobody."""
+        tokens = check_tokens(self._batch.vocab_size)
+        samples, length = tokens.shape
+        decoded(self._beside(samples, length), tokens, 1.0, self._device)
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
@@ -177,9 +187,14 @@ class EngineCore:
         """That `prepared`, or the present weights, compute what whoever made `version` did. May run beside `step`.
         Raises WeightError."""
         samples, length = check.tokens.shape
+        runner = self._beside(samples, length, prepared)
+        require_right(runner, check, version, self._dtype, self._device)
+
+    def _beside(self, samples: int, length: int, prepared: Any = None) -> Runner:
+        """With these weights, or the present ones, and a cache of its own, which is empty, of that size."""
         cache = self._cache_of(self._plan.of_size(samples, length))
         cache.hold(samples, length)
-        require_right(self._runner.beside(cache, prepared), check, version, self._dtype, self._device)
+        return self._runner.beside(cache, prepared)
 
     @torch.inference_mode()
     def flip(self, new: NewWeights, mode: SwapMode) -> FlipCost:

@@ -59,7 +59,7 @@ def estimate_offline_memory(
     if on_device:
         shape, checkpointing = DecoderShape.of(model_config), config.model.gradient_checkpointing
         uses["trainer: activations"] = passes_bytes(own, shape, longest, ITEM_BYTES[dtype], checkpointing=checkpointing)
-        uses[WORKSPACES] = workspaces_of_learning(device)
+        uses[WORKSPACES] = workspaces_of_learning()
         off_device = trained_bytes_of(own, model, dtype, device).off_device
         kept["trainer: float32 weights, moments"] = off_device
     return OfflineMemory(

@@ -50,6 +50,9 @@ class FusedRunner:
         self._captures = graphs and weights.embedding.is_cuda
         self._graphs: DecodeGraphs | None = None
         """Made by `capture`, or when one is first needed."""
+        self._side: torch.cuda.Stream | None = None
+        """For captures: one, however often the cache is made anew. cuBLAS keeps a workspace for each stream, and torch
+        hands out some 30, after which one is another lane's."""
 
     @classmethod
     def of(cls, model: Any, cache: KeyValueCache, make: MakeOperations = TorchOperations) -> FusedRunner | None:
@@ -108,7 +111,9 @@ class FusedRunner:
 
     def _made_graphs(self) -> DecodeGraphs:
         if self._graphs is None:
-            self._graphs = DecodeGraphs(self._decode, self._cache, self._rows, self._vocab_size)
+            if self._side is None:
+                self._side = torch.cuda.Stream(self._rows.device)
+            self._graphs = DecodeGraphs(self._decode, self._cache, self._rows, self._vocab_size, self._side)
         return self._graphs
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:

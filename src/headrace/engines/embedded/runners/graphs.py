@@ -33,15 +33,17 @@ class DecodeGraphs:
     place, and have their other memory in common.
     """
 
-    def __init__(self, decode: Decode, cache: KeyValueCache, rows: torch.Tensor, vocab_size: int) -> None:
+    def __init__(
+        self, decode: Decode, cache: KeyValueCache, rows: torch.Tensor, vocab_size: int, side: torch.cuda.Stream
+    ) -> None:
+        """`side`: for captures, since torch's own stream for them is one for all engines of a process."""
         self._decode = decode
         self._cache = cache
         self._rows = rows
         self._logits = torch.empty((cache.slots, vocab_size), dtype=torch.float32, device=rows.device)
         self._graphs: dict[tuple[int, int], _Graph] = {}
         self._pool = torch.cuda.graph_pool_handle()
-        self._side = torch.cuda.Stream(rows.device)
-        """For captures: torch's own stream for them is one for all engines of a process."""
+        self._side = side
 
     def capture(self) -> None:
         """All that there may be, the largest first: the others find its memory in the pool."""
