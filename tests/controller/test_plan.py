@@ -258,8 +258,8 @@ def test_what_an_engine_needs_beside_weights_and_cache_on_a_device_by_hand(
     words = model.vocab_size
     uses = estimate_memory(load_config(TrainConfig, job, ["rollout.sampling.top_p=0.9"]), model, CUDA).uses
     layer = 4 * (2 * 32 + 8 * 64 + 4 * 64) + 6 * 32
-    keys = 2 * 4 * 64 * (8 * 96)
-    assert uses["engine: activations and logits"] == 2 * 1024 * layer + keys + 5 * 4 * 8 * words
+    keys, masks = 2 * 4 * 64 * (8 * 96), (2 * 1024 * 96) * (1 + 4 + 4)
+    assert uses["engine: activations and logits"] == 2 * 1024 * layer + keys + masks + 5 * 4 * 8 * words
     assert uses["engine: CUDA graphs"] == 4 * 2 * 20 * 8192
     assert uses[waits] == 16 * (8 * words * 8) * 3 // 2
     assert (
@@ -347,7 +347,8 @@ def test_the_swap_check_of_an_engine_beside_a_server_is_longer(job: Path, device
 def test_a_prefill_gathers_so_many_keys_at_most_or_those_of_one_sequence() -> None:
     """65,536: as 64 sequences of 1,024 tokens or of 8,192; of one that is longer, all. 64 numbers each, twice."""
     shape = DecoderShape.of(CONFIGS["qwen3"]())
-    short, long, longest = (engine_bytes(shape, 64, 1, 4, context) for context in (1024, 8192, 2**17))
+    masks = 2 * (1 + 4 + 4)  # of one token's prefill, a token of context
+    short, long, longest = (engine_bytes(shape, 64, 1, 4, n) - masks * n for n in (1024, 8192, 2**17))
     assert short == long == longest - 2 * 4 * 64 * 2**16
 
 
