@@ -14,8 +14,9 @@ from headrace.config.data import DataConfig, sources_of
 from headrace.config.evaluation import PLAIN, BestBy, EvaluationConfig, EvaluationSetConfig, HeldOut, best_by
 from headrace.config.filters import FilterConfig
 from headrace.config.gateway import GatewayConfig
-from headrace.config.model import EngineConfig, ModelConfig, PolicyEngineConfig, is_here
+from headrace.config.model import ModelConfig, PolicyEngineConfig, is_here
 from headrace.config.origin import FromConfig
+from headrace.config.parts_fit import check_parts
 from headrace.config.places import apart_with_ray, check_places
 from headrace.config.record import CheckpointConfig, RecordConfig
 from headrace.config.reward import RewardConfig
@@ -24,7 +25,6 @@ from headrace.config.rollout import TOP_K_OF_TOP_P, AsyncConfig, OnDeadline, Rol
 from headrace.config.runtime import RuntimeConfig
 from headrace.config.track import TrackerConfig, TrackerSection, each_once, sections
 from headrace.config.trainer import TrainerConfig
-from headrace.config.values.hosts import is_loopback
 from headrace.config.weights import WeightsConfig
 
 
@@ -162,7 +162,7 @@ class TrainConfig(Section):
         given = self.weights.transport
         if given == "gloo" or given == "collective":
             return "shm"
-        return given or ("shm" if self._followers_in_processes else "memory")
+        return given or ("shm" if self.followers_in_processes else "memory")
 
     @property
     def sends_weights(self) -> bool:
@@ -184,7 +184,7 @@ class TrainConfig(Section):
         return tuple(url for section in self.engine.sections for url in section.urls if not is_here(url))
 
     @property
-    def _followers_in_processes(self) -> tuple[str, ...]:
+    def followers_in_processes(self) -> tuple[str, ...]:
         """The keys by which somebody who takes new weights is in another process than who makes them."""
         keys = {
             ("engine.process is true" if self.engine.process else "an engine is a server"): self.engine.apart,
@@ -199,8 +199,9 @@ class TrainConfig(Section):
         return apart_with_ray(given)
 
     @model_validator(mode="after")
-    def _places_go_together(self) -> Self:
+    def _parts_go_together(self) -> Self:
         check_places(self)
+        check_parts(self)
         return self
 
     @property
@@ -249,149 +250,3 @@ class TrainConfig(Section):
     def table_groups(self, ahead: int) -> int:
         """Groups that the experience table has places for. `ahead`: that may run or wait for a batch."""
         return ahead + (self.async_.staleness_bound + 2) * self.rollout.prompts_per_batch
-
-    def _servers_reach_weights(self) -> None:
-        """Raises ValueError."""
-        if not self.engine.has_server:
-            raise ValueError(
-                "weights.transport is gloo, which is for inference servers, and there is none; set engine.kind: vllm "
-                "or sglang, or use shm"
-            )
-        if self.servers_beyond and is_loopback(self.weights.host):
-            raise ValueError(
-                f"engine.url {self.servers_beyond[0]!r} is beyond this machine, and weights.host {self.weights.host!r} "
-                "is not; set weights.host to an address of this machine that the server reaches"
-            )
-
-    @model_validator(mode="after")
-    def _evaluation_fits(self) -> TrainConfig:
-        for each in self.held_out:
-            each.check(single_turn=self.rollout.workflow == "single_turn" and self.evaluation.function is None)
-            longest, key = each.reward.longest
-            if each.own_reward and longest > self.runtime.stall_timeout_s:
-                raise ValueError(
-                    f"{each.key}.reward.{key} lets a reward take {longest:g} s, more than runtime.stall_timeout_s "
-                    f"({self.runtime.stall_timeout_s:g}); lower it, or raise runtime.stall_timeout_s"
-                )
-        _ = self.best_by  # or its error
-        engines: dict[str | None, EngineConfig] = {}
-        for judge in (judge for reward in self.rewards for judge in reward.judges):
-            if engines.setdefault(judge.model, judge.engine) != judge.engine:
-                raise ValueError(f"two judges are {judge.model!r} and share an engine; give both the same judge.engine")
-        return self
-
-    @model_validator(mode="after")
-    def _parts_fit(self) -> TrainConfig:
-        if self.clients_sample and (self.rollout.agent is None or self.rollout.function is not None):
-            raise ValueError(
-                "gateway.sampling is client, and no agent plays the episodes that are trained; set rollout.agent "
-                "(without rollout.function), or leave gateway.sampling out"
-            )
-        sampling = self.rollout.sampling
-        if sampling.truncates and sampling.top_k == 0 and any(each.kind == "vllm" for each in self.engine.sections):
-            raise ValueError(
-                f"rollout.sampling.top_p is {sampling.top_p} and top_k 0, and vLLM tells kept sets under top_k alone; "
-                "set rollout.sampling.top_k, or leave it out"
-            )
-        if self.algorithm.router_replay and (
-            server := next((each.kind for each in self.engine.sections if each.is_server), None)
-        ):
-            raise ValueError(
-                f"algorithm.router_replay is true, and engine.kind is {server}, of which it is not shown that it tells "
-                "the experts of every token; use engine.kind: embedded, or leave router_replay out"
-            )
-        if self.rollouts_only and self.data.rollouts is not None:
-            raise ValueError("rollouts_only is true, and data.rollouts names what is recorded already; drop one")
-        if self.rollouts_only and self.rollout.surplus:
-            raise ValueError(
-                f"rollouts_only is true, and rollout.oversample is {self.rollout.oversample:g}: every group is "
-                "recorded, so none is surplus; use oversample: 1"
-            )
-        if self.rollout.surplus and self.deadline_rule != "drop":
-            raise ValueError(
-                f"rollout.oversample is {self.rollout.oversample:g} but async.on_deadline is {self.deadline_rule}: "
-                "what is started beyond a batch can only be dropped; use on_deadline: drop, or oversample: 1"
-            )
-        apart = self._followers_in_processes
-        if apart and self.transport == "memory":
-            raise ValueError(
-                f"weights.transport is memory, which reaches no other process, and {apart[0]}; use shm or disk, or "
-                "leave weights.transport out"
-            )
-        if self.sends_weights:
-            self._servers_reach_weights()
-        elif self.transport in ("shm", "cuda_ipc") and not apart:
-            raise ValueError(
-                f"weights.transport is {self.weights.transport}, which is for models in processes of their own; set "
-                "engine.process: true, trainer.placement: process or proximal.placement: process, or use memory"
-            )
-        elif self.weights.transport == "collective" and self.servers_beyond:
-            raise ValueError(
-                f"weights.transport is collective, whose relays are Headrace's own workers, and engine.url "
-                f"{self.servers_beyond[0]!r} is a server of another machine; use gloo"
-            )
-        elif self.transport == "cuda_ipc" and self.engine.has_server:
-            raise ValueError(
-                "weights.transport is cuda_ipc, and an engine is a server, which takes weights by shm, disk or gloo; "
-                "use one of these, or leave weights.transport out"
-            )
-        ahead, batch = self.async_.ahead, self.rollout.prompts_per_batch
-        if ahead is not None and ahead < batch:
-            raise ValueError(
-                f"async.ahead is {ahead}, less than rollout.prompts_per_batch ({batch}): a batch could never fill; "
-                f"raise it to {batch} or more"
-            )
-        surplus = self.rollout.surplus
-        if ahead is not None and surplus and ahead < batch + surplus:
-            raise ValueError(
-                f"async.ahead is {ahead}, but with rollout.oversample {batch + surplus} groups start for a batch; "
-                f"raise it to {batch + surplus} or more"
-            )
-        episode_s, stall_s = self.rollout.episode_timeout_s, self.runtime.stall_timeout_s
-        if episode_s > stall_s:
-            raise ValueError(
-                f"rollout.episode_timeout_s is {episode_s:g}, more than runtime.stall_timeout_s ({stall_s:g}): the run "
-                f"would be taken for stalled while it waits for a long episode; raise runtime.stall_timeout_s to "
-                f"{episode_s:g} or more, or lower rollout.episode_timeout_s"
-            )
-        reward_s, key = self.reward.longest
-        if reward_s > stall_s:
-            raise ValueError(
-                f"reward.{key} lets a reward take {reward_s:g} s, more than runtime.stall_timeout_s ({stall_s:g}): the "
-                f"run would be taken for stalled meanwhile; lower it, or raise runtime.stall_timeout_s"
-            )
-        if self.data.curriculum.pass_rate is not None and self.reward.model.path is not None:
-            raise ValueError(
-                "data.curriculum.pass_rate goes by what reward functions give with the rollout, and reward.model.path "
-                "scores later; order the rows by data.curriculum.column, or leave the reward model out"
-            )
-        if self.algorithm.needs_teacher and self.teacher.model is None:
-            what = "advantage is distillation" if self.algorithm.distils else "a function of yours reads teacher"
-            raise ValueError(f"algorithm: {what}, which needs teacher.model")
-        buffer, longest = self.algorithm.shaping.overlong_buffer, self.rollout.sampling.max_new_tokens
-        if buffer is not None and buffer > longest:
-            raise ValueError(
-                f"algorithm.shaping.overlong_buffer is {buffer}, and rollout.sampling.max_new_tokens {longest}: every "
-                "sample would be too long; lower it"
-            )
-        kl, samples = self.algorithm.kl, self.rollout.prompts_per_batch * self.rollout.samples_per_prompt
-        for key, updates in (
-            ("algorithm", self.algorithm.updates_per_batch),
-            ("critic", self.critic.updates_per_batch),
-        ):
-            if updates > samples:
-                raise ValueError(
-                    f"{key}.updates_per_batch is {updates}, and a batch has {samples} samples (rollout."
-                    f"prompts_per_batch x samples_per_prompt): use {samples} or fewer"
-                )
-        if kl.target is not None and samples >= 5 * kl.horizon:
-            raise ValueError(
-                f"algorithm.kl.horizon is {kl.horizon}, and a batch has {samples} samples: the coefficient could "
-                f"reach 0 in one step; use a horizon above {samples // 5}"
-            )
-        if self.algorithm.advantage in BY_GROUP and self.rollout.samples_per_prompt == 1:
-            raise ValueError(
-                f"algorithm.advantage is {self.algorithm.advantage} but rollout.samples_per_prompt is 1: one sample "
-                "has no group to compare with, so every advantage would be 0; set samples_per_prompt to 2 or more"
-            )
-        return self
