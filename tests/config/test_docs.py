@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.main import _parser
+from headrace.cli.commands import make_parser
 from headrace.config.kinds import KINDS
 from headrace.config.reading.explain import known_keys
 
@@ -41,7 +41,7 @@ def test_every_key_that_a_page_names_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_that_a_page_names_exists(page: Path) -> None:
-    (commands,) = (action.choices for action in _parser()._actions if action.dest == "command")
+    (commands,) = (action.choices for action in make_parser()._actions if action.dest == "command")
     named = re.findall(r"(?:^|`|# )headrace ((?:[a-z]+ \| )*[a-z]+)\b", text(page), flags=re.MULTILINE)
     assert {name for names in named for name in names.split(" | ")} <= set(commands or ())
     if page.name == "design.md":

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from controller_jobs import make_job
 
-from headrace.cli.main import _parser, main
+from headrace.cli.commands import make_parser
+from headrace.cli.main import main
 from headrace.experience.records.rollout_codec import decode_detail
 from headrace.store import RunReader
 from headrace.store.rollouts import ORDERS, Query, Rollout, RolloutsReader
@@ -65,7 +66,7 @@ def test_the_trainers_logprobs_are_those_of_the_batchs_start(tmp_path: Path, cha
 
 
 def test_every_order_can_be_asked_for() -> None:
-    (commands,) = (action.choices for action in _parser()._actions if action.dest == "command")
+    (commands,) = (action.choices for action in make_parser()._actions if action.dest == "command")
     (sort,) = (action for action in commands["rollouts"]._actions if action.dest == "sort")
     assert tuple(sort.choices) == ORDERS
 
