@@ -108,6 +108,11 @@ class KLConfig(Section):
         """Whether the coefficient changes from batch to batch."""
         return self.target is not None or self.controller is not None
 
+    @property
+    def moves_in_loss(self) -> bool:
+        """Whether that is the coefficient of a term of the loss, which trainers have to be told."""
+        return self.place == "loss" and self.moves
+
 
 class ShapingConfig(Section):
     """Rewards as the advantages see them; the record keeps the raw ones."""

@@ -1,4 +1,5 @@
-"""The roles that fill columns between the rollout and the trainers: models that score, and the user's own stages."""
+"""The roles that fill columns between the rollout and the trainers: models that score, the user's own stages, and
+advantages."""
 
 from __future__ import annotations
 
@@ -6,10 +7,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from headrace.algorithms.estimate import AdvantageEstimator
+from headrace.algorithms.kl_controllers import KLCoefficient
 from headrace.config.roles import CriticConfig, ProximalConfig, ReferenceConfig, TeacherConfig
 from headrace.controller.building.models import Models
 from headrace.controller.planning.plan import Plan
 from headrace.experience.columns import EXPERTS
+from headrace.roles.columns.advantages import AdvantageColumns
 from headrace.roles.columns.filling import ColumnRole
 from headrace.roles.columns.frozen import AskedModel
 from headrace.roles.columns.function_stage import FunctionColumns
@@ -109,4 +113,17 @@ def own_stages(context: RoleContext, plan: Plan, functions: AskedFunctions) -> t
     return tuple(
         ColumnRole(context, FunctionColumns(context, functions, name=stage.name, reads=stage.reads, unit=stage.unit))
         for stage in plan.config.algorithm.stages
+    )
+
+
+def advantages_role(
+    context: RoleContext, plan: Plan, estimator: AdvantageEstimator, functions: AskedFunctions, kl: KLCoefficient
+) -> ColumnRole | None:
+    """None where the loss reads a teacher instead."""
+    if not plan.recipe.has("advantages"):
+        return None
+    algorithm = plan.config.algorithm
+    moves, whole_batch = algorithm.kl.moves, algorithm.needs_whole_batch
+    return ColumnRole(
+        context, AdvantageColumns(context, estimator, functions, kl, moves=moves, whole_batch=whole_batch)
     )

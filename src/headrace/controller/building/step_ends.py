@@ -1,4 +1,4 @@
-"""What a run does at the end of each step."""
+"""What a run does once the steps on a batch are made."""
 
 from __future__ import annotations
 
@@ -10,11 +10,33 @@ from headrace.controller.checkpointer import Checkpointer
 from headrace.controller.divergence import Divergence
 from headrace.controller.planning.plan import Plan
 from headrace.controller.recorder import Recorder
+from headrace.roles.actors.batch_stats import BatchStats
 from headrace.roles.actors.trained_step import TrainedStep
+from headrace.roles.columns.functions import AskedFunctions
 from headrace.roles.rollout_record import RolloutRecord
 from headrace.roles.turns import Turns
 from headrace.training.group import TrainerGroup
+from headrace.training.protocol import StepReport
 from headrace.weights.version import Lineage, Version
+
+
+def trained_batch(
+    plan: Plan, models: Models, functions: AskedFunctions, refreshes: Refreshes, checkpointer: Checkpointer
+) -> Callable[[int, Sequence[StepReport], BatchStats], Awaitable[None]]:
+    """Called with a batch once the steps on it are made, before the next one can be sealed: a coefficient of a KL in
+    the loss moves, by what the steps report, the reference is refreshed where that is due, and what goes with the
+    weights is taken for a checkpoint."""
+    kl, moves = models.kl, plan.config.algorithm.kl.moves_in_loss
+
+    async def trained(batch: int, reports: Sequence[StepReport], stats: BatchStats) -> None:
+        measured = [report.stats["reference_kl"] for report in reports if "reference_kl" in report.stats]
+        samples = stats.trained_samples
+        if moves and measured and samples:
+            kl.take(batch, await functions.coefficient(kl.value, sum(measured), samples))
+        await refreshes.at(batch + 1)
+        checkpointer.trained()
+
+    return trained
 
 
 def recorded_step(

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.algorithms.estimate import AdvantageEstimator
 from headrace.config.evaluation import PLAIN
 from headrace.controller.best import BestCheckpoint
 from headrace.controller.building.device_seconds import device_seconds
-from headrace.controller.building.episode_runners import evaluations, policy_settings
+from headrace.controller.building.episode_runners import evaluations
 from headrace.controller.building.functions_worker import asked_functions
-from headrace.controller.building.groundwork import filter_role, lay_groundwork, rollout_role
+from headrace.controller.building.groundwork import Groundwork, filter_role, lay_groundwork, rollout_role
 from headrace.controller.building.judge_engines import returns_of
 from headrace.controller.building.models import Models
 from headrace.controller.building.reward_pools import RewardPools
 from headrace.controller.building.rollout_workers import RolloutHands
-from headrace.controller.building.stages import own_stages, scorers
-from headrace.controller.building.step_ends import Refreshes, recorded_step
+from headrace.controller.building.stages import advantages_role, own_stages, scorers
+from headrace.controller.building.step_ends import Refreshes, recorded_step, trained_batch
+from headrace.controller.building.training_roles import (
+    TrainingRoles,
+    fresh_rule,
+    gap_sampler,
+    staleness_rule,
+    turns_of,
+)
 from headrace.controller.checkpointer import Checkpointer
 from headrace.controller.divergence import Divergence
 from headrace.controller.planning.plan import Plan
 from headrace.controller.recorder import Recorder
+from headrace.engines.member import Member
 from headrace.engines.protocol import SwapMode
-from headrace.experience.columns import EXPERTS
 from headrace.experience.flow import Flow
-from headrace.experience.loader import StreamingLoader
 from headrace.observe.listeners import NOBODY, Listeners
-from headrace.roles.actors import actor
 from headrace.roles.actors.actor import ActorRole
-from headrace.roles.actors.batch_stats import BatchStats, FreshRule, StalenessRule
 from headrace.roles.actors.critic import CriticRole
-from headrace.roles.actors.gap_sample import GapSampler, due_after
-from headrace.roles.actors.whole_batch import WholeBatches
-from headrace.roles.columns.advantages import AdvantageColumns
+from headrace.roles.actors.gap_sample import GapSampler
 from headrace.roles.columns.filling import ColumnRole
 from headrace.roles.columns.functions_worker import InWorker
 from headrace.roles.context import RoleContext
@@ -41,24 +42,18 @@ from headrace.roles.engine_return import EngineReturnRole
 from headrace.roles.engine_watch import EngineWatchRole
 from headrace.roles.evaluator import EvaluatorRole
 from headrace.roles.filter import FilterRole
-from headrace.roles.lending import Lending
-from headrace.roles.lending_rule import LendingRule
-from headrace.roles.replay import NeverFresh, RecordedLineage, ReplayRole
+from headrace.roles.replay import RecordedLineage, ReplayRole
 from headrace.roles.rollout import RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
-from headrace.roles.turns import NoTurns, SharedDevices, Turns
+from headrace.roles.turns import Turns
 from headrace.roles.weight_follower import WeightFollowerRole, taken_up
 from headrace.roles.weight_followers import WeightFollowersRole
 from headrace.roles.weight_relays import WeightRelaysRole
 from headrace.roles.workers.functions import FunctionsWorker
-from headrace.rollout.workflow import outside_player
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.signal import Signal
 from headrace.runtime.workers import Workers
 from headrace.store import RunStore
-from headrace.training.epochs import Epochs
-from headrace.training.objective import policy_columns, prepare_batch
-from headrace.training.protocol import StepReport
 from headrace.weights.version import Lineage, Version
 
 
@@ -135,13 +130,10 @@ def connect(
     *,
     functions: Workers[FunctionsWorker],
 ) -> Parts:
-    """Build roles, table and schedule around the models, whose engines have started. `committed`: the version that the
-    run begins from."""
-    config, replay = plan.config, plan.replay
-    rollout = config.rollout
-    if replay is not None:
+    """Roles, table and schedule, built around the models, whose engines have started. `committed`: the version that
+    the run begins from."""
+    if plan.replay is not None:
         lineage = RecordedLineage(lineage.branch, {})
-    algorithm, kl = config.algorithm, models.kl
     base = lay_groundwork(
         plan,
         store,
@@ -150,221 +142,158 @@ def connect(
         rewards,
         lineage,
         committed,
-        kl_coefficient=lambda batch: kl.of(batch) if algorithm.kl.moves else None,
+        kl_coefficient=lambda batch: models.kl.of(batch) if plan.config.algorithm.kl.moves else None,
         listeners=listeners,
         hands=hands,
         others=device_seconds(models),
         judges=[*models.judges.values()],
     )
-    flow, table, context, recorder, record = base.flow, base.table, base.context, base.recorder, base.record
-    eta = config.async_.staleness_bound
-    estimator = AdvantageEstimator(
-        algorithm, max_length=rollout.sampling.max_new_tokens, pieces=plan.pieces, coefficient=kl
-    )
-    asked = asked_functions(plan, context, functions)
-    best = None
-    if (by := config.best_by) is not None:
-        best = BestCheckpoint(store.checkpoints, by, context, recorder.event)
-    checkpointer = Checkpointer(
-        store,
-        models.trainer,
-        runtime,
-        context.activity,
-        others=models.parts,
-        state=lambda: dict(kl.state),
-        every=config.checkpoint.every,
-        committed=committed.number,
-        background=config.checkpoint.background,
-        timeout_s=config.runtime.stall_timeout_s,
-        listener=listeners.checkpoint,
-        report=recorder.event,
-        best=best,
-    )
-    published, pool = Signal(), models.engines
-    published.listen(pool.changed.notify)
-    pool.changed.listen(flow.changed.notify)
-    pool.events.tell_to(recorder.event)
-    if models.relays is not None:
-        models.relays.events.tell_to(recorder.event)
-        models.relays.changed.listen(published.notify)
-    judges = [*models.judges.values()]
-    turns = _turns(plan, context, models)
-    truncated = algorithm.truncated == "mask"
-    rule = StalenessRule(eta, config.deadline_rule == "mask", config.deadline_rule == "late", truncated)
-    if replay is not None:
-        rule = replay.rule(masks_truncated=truncated)
-
-    outside = outside_player(plan.workflow)
-
-    def stood_still() -> float:
-        """No row could come while no engine served, or of what a rollout worker was lost with, or while all agents
-        outside were at work and tasks waited for them."""
-        away = sum(each.outage.seconds() for each in (pool, *judges))
-        busy = 0.0 if outside is None else outside.tasks.busy_s()
-        return away + busy + (0.0 if hands is None else hands.seats.lost_time.seconds())
-
-    def loader(consumer: str, max_tokens: int, epochs: Epochs | None) -> StreamingLoader:
-        return StreamingLoader(
-            table,
-            flow,
-            consumer=consumer,
-            max_tokens=max_tokens if epochs is None else None,
-            streaming=config.async_.streaming and epochs is None,
-            timeout_s=config.runtime.stall_timeout_s,
-            unfinished=context.unfinished,
-            stood_still=stood_still,
-            holds=lambda: turns is not None and turns.holds_rows,
-        )
-
+    context, recorder = base.context, base.recorder
+    asked, estimator = asked_functions(plan, context, functions), _estimator(plan, models)
+    best = _best(plan, store, base)
+    checkpointer = _checkpointer(plan, models, store, base, committed, listeners, best)
+    published = _published(models, base)
     refreshes = Refreshes(plan, models, lineage)
-
-    async def trained(batch: int, reports: Sequence[StepReport], stats: BatchStats) -> None:
-        measured = [report.stats["reference_kl"] for report in reports if "reference_kl" in report.stats]
-        if algorithm.kl.place == "loss" and algorithm.kl.moves and measured and stats.trained_samples:
-            samples = stats.trained_samples
-            kl.take(batch, await asked.coefficient(kl.value, sum(measured), samples))
-        await refreshes.at(batch + 1)
-        checkpointer.trained()
-
-    def epochs(updates: int, whole: bool) -> Epochs | None:
-        """Over batches that are all there before they are trained on, if they are."""
-        return Epochs(algorithm.epochs_per_batch, updates, config.seed) if whole or config.async_.in_order else None
-
-    critic = None
-    if models.critic is not None:
-        of_critic, budget = config.critic, config.critic.tokens_at_once
-        over = epochs(of_critic.updates_per_batch, config.seals_critic)
-        rows = loader("critic.update", budget, over)
-        critic = CriticRole(
-            context, rows, models.critic, rule, max_tokens=budget, epochs=over, turns=turns or NoTurns()
-        )
-    over = epochs(algorithm.updates_per_batch, algorithm.seals_batch)
-    gap, fresh = None, FreshRule(lineage, keeps_keys=config.async_.swap == "keep")
-    if replay is not None:
-        fresh = NeverFresh(lineage)
-    elif eta:
-        policy = policy_settings(plan, models.engines, runtime)
-        # The first batch that the actor looks at shows the gap, unless it comes after others, when it may be stale.
-        warms_up = plan.warm_up_batches > committed.number
-        first = plan.warm_up_batches if warms_up else due_after(committed.number)
-        gap = GapSampler(context, pool, policy, plan.prompts, fresh, first=first)
-    answers = None if hands is None else hands.workers.answers
+    turns, rule, fresh = turns_of(plan, context, models), staleness_rule(plan), fresh_rule(plan, lineage)
+    training = TrainingRoles(plan, models, base, lineage, turns, rule, fresh)
+    critic, gap = training.critic(), gap_sampler(plan, models, context, fresh, committed)
+    divergence = Divergence(masks_truncated=rule.masks_truncated)
+    actor = training.actor(
+        published,
+        critic,
+        gap,
+        trained=trained_batch(plan, models, asked, refreshes, checkpointer),
+        after_step=recorded_step(recorder, base.record, divergence, checkpointer, best, lineage, models.groups, turns),
+        settled=checkpointer.settled,
+    )
     parts = Parts(
         lineage=lineage,
         begun=committed,
         ahead=base.ahead,
         models=models,
-        flow=flow,
+        flow=base.flow,
         context=context,
         estimator=estimator,
         recorder=recorder,
         checkpointer=checkpointer,
         refreshes=refreshes,
-        rollouts=record,
-        rollout=rollout_role(plan, base, models.engines, models.judges, rewards)
-        if replay is None
-        else ReplayRole(context, replay.rollouts, base.journal),
+        rollouts=base.record,
+        rollout=_rollout(plan, models, base, rewards),
         filter=filter_role(plan, base),
-        scorers=scorers(context, plan, models, published, lineage, committed, turns or NoTurns()),
+        scorers=scorers(context, plan, models, published, lineage, committed, turns),
         stages=own_stages(context, plan, asked),
         functions=asked,
-        advantages=ColumnRole(
-            context,
-            AdvantageColumns(
-                context,
-                estimator,
-                asked,
-                kl,
-                moves=algorithm.kl.moves,
-                whole_batch=algorithm.needs_whole_batch,
-            ),
-        )
-        if plan.recipe.has("advantages")
-        else None,
+        advantages=advantages_role(context, plan, estimator, asked, models.kl),
         critic=critic,
-        actor=ActorRole(
-            context,
-            loader(actor.NAME, config.trainer.tokens_at_once, over),
-            models.trainer,
-            published,
-            lineage,
-            rule,
-            fresh,
-            columns=(
-                *policy_columns(algorithm, own_proximal=config.own_proximal),
-                *((EXPERTS,) if algorithm.router_replay else ()),
-            ),
-            max_tokens_per_microbatch=config.trainer.tokens_at_once,
-            whole=WholeBatches(
-                over,
-                recompute=algorithm.needs_proximal and not config.own_proximal,
-                prepares=prepare_batch(algorithm) is not None,
-                stop_kl=algorithm.stop_kl,
-            )
-            if over is not None
-            else None,
-            critic=critic,
-            warm_up_batches=plan.warm_up_batches,
-            gap_rows=gap.rows if gap is not None else lambda batch: (),
-            coefficient=lambda: kl.value if algorithm.kl.place == "loss" and algorithm.kl.moves else None,
-            trained=trained,
-            after_step=recorded_step(
-                recorder,
-                record,
-                Divergence(masks_truncated=rule.masks_truncated),
-                checkpointer,
-                best,
-                lineage,
-                models.groups,
-                turns or NoTurns(),
-            ),
-            settled=checkpointer.settled,
-            turns=turns,
-        ),
-        followers=WeightFollowersRole(
-            pool,
-            runtime,
-            lambda member: WeightFollowerRole(
-                context,
-                pool,
-                member,
-                models.trainer.receiver().near(pool.handles[member.index].worker if pool.handles else ""),
-                SwapMode(config.async_.swap),
-            ),
-            config.runtime.stall_timeout_s,
-        ),
+        actor=actor,
+        followers=_followers(plan, models, context),
         relays=None if models.relays is None else WeightRelaysRole(context, models.relays),
-        returns=tuple(returns_of(judges, context, recorder)),
-        watch=None if pool.is_absent else EngineWatchRole(context, pool, models.trainer.receiver(), judges),
-        evaluator=EvaluatorRole(
-            context,
-            models.engines,
-            evaluations(plan, models.engines, runtime, rewards, models.reward, base.answered, answers),
-            recorder.evaluation,
-            recorded=evaluated(store),
-            count=config.evaluation.engines,
-            begins=None if best is None else best.begins,
-            ended=None if best is None else best.ended,
-        )
-        if plan.held_out
-        else None,
+        returns=tuple(returns_of([*models.judges.values()], context, recorder)),
+        watch=_engine_watch(models, context),
+        evaluator=_evaluator(plan, models, store, base, rewards, best) if plan.held_out else None,
         gap=gap,
-        turns=turns or NoTurns(),
+        turns=turns,
         best=best,
     )
     checkpointer.when_failed(parts.stop)
     return parts
 
 
-def _turns(plan: Plan, context: RoleContext, models: Models) -> Turns | None:
-    """None where engines and those that train have memory of their own at all times."""
-    pool, rollout = models.engines, plan.config.rollout
-    if plan.config.engine.colocated:
-        return SharedDevices(context, pool, models.groups)
-    if not pool.lent:
+def _estimator(plan: Plan, models: Models) -> AdvantageEstimator:
+    longest = plan.config.rollout.sampling.max_new_tokens
+    return AdvantageEstimator(plan.config.algorithm, max_length=longest, pieces=plan.pieces, coefficient=models.kl)
+
+
+def _best(plan: Plan, store: RunStore, base: Groundwork) -> BestCheckpoint | None:
+    by = plan.config.best_by
+    return None if by is None else BestCheckpoint(store.checkpoints, by, base.context, base.recorder.event)
+
+
+def _checkpointer(
+    plan: Plan,
+    models: Models,
+    store: RunStore,
+    base: Groundwork,
+    committed: Version,
+    listeners: Listeners,
+    best: BestCheckpoint | None,
+) -> Checkpointer:
+    config, context = plan.config, base.context
+    return Checkpointer(
+        store,
+        models.trainer,
+        context.runtime,
+        context.activity,
+        others=models.parts,
+        state=lambda: dict(models.kl.state),
+        every=config.checkpoint.every,
+        committed=committed.number,
+        background=config.checkpoint.background,
+        timeout_s=config.runtime.stall_timeout_s,
+        listener=listeners.checkpoint,
+        report=base.recorder.event,
+        best=best,
+    )
+
+
+def _published(models: Models, base: Groundwork) -> Signal:
+    """That a version can be received: engines hear of it, and of what befalls engines and relays the flow and the
+    record."""
+    published, pool = Signal(), models.engines
+    published.listen(pool.changed.notify)
+    pool.changed.listen(base.flow.changed.notify)
+    pool.events.tell_to(base.recorder.event)
+    if models.relays is not None:
+        models.relays.events.tell_to(base.recorder.event)
+        models.relays.changed.listen(published.notify)
+    return published
+
+
+def _rollout(plan: Plan, models: Models, base: Groundwork, rewards: RewardPools) -> RolloutRole | ReplayRole:
+    if plan.replay is not None:
+        return ReplayRole(base.context, plan.replay.rollouts, base.journal)
+    return rollout_role(plan, base, models.engines, models.judges, rewards)
+
+
+def _followers(plan: Plan, models: Models, context: RoleContext) -> WeightFollowersRole:
+    """Of each engine of the policy one, which takes new versions from where the engine's worker is."""
+    pool, config = models.engines, plan.config
+
+    def follower(member: Member) -> WeightFollowerRole:
+        worker = pool.handles[member.index].worker if pool.handles else ""
+        receiver = models.trainer.receiver().near(worker)
+        return WeightFollowerRole(context, pool, member, receiver, SwapMode(config.async_.swap))
+
+    return WeightFollowersRole(pool, context.runtime, follower, config.runtime.stall_timeout_s)
+
+
+def _engine_watch(models: Models, context: RoleContext) -> EngineWatchRole | None:
+    if models.engines.is_absent:
         return None
-    rule = LendingRule(len(pool.own), len(pool.lent))
-    return Lending(context, pool, models.groups, rule, groups=rollout.prompts_per_batch + rollout.surplus)
+    return EngineWatchRole(context, models.engines, models.trainer.receiver(), [*models.judges.values()])
+
+
+def _evaluator(
+    plan: Plan,
+    models: Models,
+    store: RunStore,
+    base: Groundwork,
+    rewards: RewardPools,
+    best: BestCheckpoint | None,
+) -> EvaluatorRole:
+    """Held-out prompts are played where training's are."""
+    engines, context = models.engines, base.context
+    runner = None if base.hands is None else base.hands.workers.answers
+    return EvaluatorRole(
+        context,
+        engines,
+        evaluations(plan, engines, context.runtime, rewards, models.reward, base.answered, runner),
+        base.recorder.evaluation,
+        recorded=evaluated(store),
+        count=plan.config.evaluation.engines,
+        begins=None if best is None else best.begins,
+        ended=None if best is None else best.ended,
+    )
 
 
 def evaluated(store: RunStore) -> dict[str, int]:

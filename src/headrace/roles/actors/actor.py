@@ -95,7 +95,7 @@ class ActorRole:
         self._after_step = after_step
         self._settled = settled
         self._turns = turns or NoTurns()
-        self._takes_turns = turns is not None
+        self._takes_turns = not isinstance(self._turns, NoTurns)
         self._stopping = False
         self._train_s = 0.0
         self._call_size = CallSize()
