@@ -98,13 +98,13 @@ def peak_bytes() -> int:
 def measure_data(folder: Path) -> dict[str, float]:
     """In a process of its own."""
     from headrace.config import TrainConfig, load_config
-    from headrace.controller.planning import plan
+    from headrace.controller.planning.rows import open_sources
     from headrace.experience.prompts.dataset import PromptOrder, PromptSource
     from headrace.experience.prompts.prompt_order import FixedOrder, MixedOrder
 
     config = load_config(TrainConfig, folder / "million.parquet.yaml")
     before, began, cpu_before = psutil.Process().memory_info().rss, time.perf_counter(), time.process_time()
-    dataset = plan._dataset(config, config.data.sources, config.data.prompt_column, config.reward)
+    dataset = open_sources(config, config.data.sources, config.data.prompt_column, config.reward)
     opened = time.perf_counter()
     sizes = [len(dataset)]
     orders = [FixedOrder(PromptOrder(sizes[0], config.seed, shuffle=True), None, descending=False)]

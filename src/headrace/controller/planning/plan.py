@@ -3,50 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, compose, compose_recording
 from headrace.config import ConfigError, TrainConfig
-from headrace.config.data import SourceConfig
-from headrace.config.evaluation import HeldOut
-from headrace.config.reward import RewardConfig
 from headrace.config.trainer import ENTROPY_VOCABULARY
 from headrace.controller.building.threads import check_threads
-from headrace.controller.planning.backends import check_installed, check_mapped
-from headrace.controller.planning.context_room import Fit, Room
+from headrace.controller.planning.backends import check_installed
+from headrace.controller.planning.context_room import Fit
 from headrace.controller.planning.given_inputs import check_inputs
-from headrace.controller.planning.origin import check_origin, with_origin
-from headrace.controller.planning.prompt_notes import check_template, length_notes, template_notes, told_of
+from headrace.controller.planning.origin import with_origin
+from headrace.controller.planning.prompt_notes import check_template, length_notes, template_notes
 from headrace.controller.planning.replay import Replay, find_record, open_replay
 from headrace.controller.planning.rollout_worker_count import rollout_workers
+from headrace.controller.planning.rows import check_rewards, read_rows
 from headrace.controller.planning.tokens import check_tokens
-from headrace.experience.prompts.dataset import Prompt, PromptDataset, open_prompts
+from headrace.experience.prompts.dataset import Prompt, PromptDataset
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.tokens import TextCodec
 from headrace.models.folder import check_weights
-from headrace.models.loading import (
-    check_model,
-    check_reward_model,
-    load_tokenizer,
-    read_generation_stops,
-    read_model_config,
-    resolve_device,
-)
 from headrace.observe.trackers.packages import check_packages
 from headrace.plugins.named import NOTHING_GIVEN, Given
-from headrace.rewards.reward_pool import RewardPool
-from headrace.rewards.row_checks import check_rows, read_columns, required_columns
 from headrace.rollout.filters import Filter, load_filters
 from headrace.rollout.rollout_function import WORKFLOWS_ALONE, RolloutFunctions
 from headrace.rollout.workflow import Workflow, load_workflow, outside_player
 from headrace.runtime.event_loop import run_to_end
 from headrace.runtime.imports import imported_beside
-from headrace.runtime.inline import SystemClock
 from headrace.store.origin import Origin
 
 if TYPE_CHECKING:
@@ -150,114 +136,73 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     """
     config, origin = with_origin(config, folder)
     config, recorded = find_record(config)
-    check_threads(config.runtime.threads)
-    check_inputs(config)
-    check_tokens(config)
-    check_packages(config.trackers)
-    check_installed(config)
-    recipe = compose_recipe(config)
-    workers = rollout_workers(config, given)
-    prompts = PromptDataset()
-    if recorded is None:
-        prompts = _dataset(config, config.data.sources, config.data.prompt_column, config.reward, orders=True)
-    held_out = {
-        each.name: _dataset(config, (each.source,), each.prompt_column, each.reward) for each in config.held_out
-    }
+    is_recorded = recorded is not None
+    _check_settings(config)
+    recipe, workers = compose_recipe(config), rollout_workers(config, given)
+    rows = read_rows(config, is_recorded=is_recorded)
+    generates = not is_recorded or bool(rows.held_out)
     check_weights(config.model.path)
-    workflow = load_workflow(config.rollout, given)
-    if (outside := outside_player(workflow)) is not None:
-        outside.token()  # told before anything expensive
-    # What was trained on once has passed the filters of its time.
-    has_function = config.rollout.function is not None
-    filters = load_filters(config.filters, given, has_function=has_function) if recorded is None else ()
+    workflow = _workflow(config, given)
+    filters = () if is_recorded else _filters(config, given)
     functions = RolloutFunctions.of(config, given)
-    if recorded is None or held_out:
+    if generates:
         with imported_beside(_TAKE_LONG):
-            run_to_end(lambda: _check_rewards(config, prompts, held_out, given), "a plan")
+            run_to_end(lambda: check_rewards(config, rows, given), "a plan")
 
     # From here on torch is needed, which takes seconds to import: faults in the data are told before.
-    from headrace.controller.planning.experts import check_experts
-    from headrace.controller.planning.judges import check_judges
-    from headrace.controller.planning.layouts import check_layouts
     from headrace.controller.planning.memory_estimate import estimate_memory
+    from headrace.controller.planning.policy_model import check_stops, read_policy
     from headrace.controller.planning.run_processes import processes_here, processor_notes
-    from headrace.controller.planning.server_launch import server_launch
     from headrace.controller.planning.shared_memory import with_shared_memory
     from headrace.controller.planning.transports import transport_of
-    from headrace.engines.embedded.cache_plan import context_limit
     from headrace.models.experts import routed_bytes
     from headrace.training.own_functions import load_pieces, load_stage_functions
 
-    device = resolve_device(config.model.device)
-    check_model(config.model.path)
-    model_config = read_model_config(config.model.path)
-    check_experts(config, model_config)
-    check_mapped(config, model_config, device)
-    check_layouts(config, model_config, device)
-    vocab_size = int(model_config.get_text_config().vocab_size)
-    _check_others(config, vocab_size)
-    if origin is not None:
-        check_origin(config, origin)
-    tokenizer = load_tokenizer(config.model.path)
-    context = context_limit(model_config, config.engine)
-    for reward in config.rewards:
-        check_judges(reward, context)
-    template = ChatTemplate.of(config.data.template, tokenizer)
-    text = TextCodec(tokenizer, template)
-    chat_notes: list[str] = []
-    if config.rollout.agent is not None and (recorded is None or held_out):
+    policy = read_policy(config, origin)
+    template = ChatTemplate.of(config.data.template, policy.tokenizer)
+    text = TextCodec(policy.tokenizer, template)
+    agent_notes: list[str] = []
+    if config.rollout.agent is not None and generates:
         from headrace.controller.planning.agent_renderer import settle_renderer
 
-        config, chat_notes = settle_renderer(config, template)
-    everything = (prompts, *held_out.values())
-    check_template(config, text, everything)
-    places = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    can_grow = config.engine.max_context is not None and (places is None or context < places)
-    room = Room(text, tokenizer, context, vocab_size, can_grow, config.data.too_long, config.data.max_prompt_tokens)
-    key, limit = "rollout.sampling.max_new_tokens", config.rollout.sampling.max_new_tokens
-    fit = room.check(prompts, config.data.described, key, limit)
-    fits = {each.name: _fit(room, held_out[each.name], each, key, limit) for each in config.held_out}
-    lengths = {"prompts": (len(prompts), fit)}
-    lengths |= {told_of(each.name): (len(held_out[each.name]), fits[each.name]) for each in config.held_out}
-    notes = (*template_notes(config, template, everything), *chat_notes, *length_notes(config, lengths))
-    if device.type == "cpu":
-        notes += tuple(processor_notes(config))
+        config, agent_notes = settle_renderer(config, template)
+    check_template(config, text, rows.sets)
+    fits = rows.fits(config, policy.room(config, text))
+    notes = [*template_notes(config, template, rows.sets), *agent_notes]
+    notes += length_notes(config, rows.counts(fits))
+    if policy.device.type == "cpu":
+        notes += processor_notes(config)
     if config.data.too_long == "drop":
-        prompts = prompts.without(fit.too_long)
-        held_out = {name: kept.without(fits[name].too_long) for name, kept in held_out.items()}
-    _check_stops(config, vocab_size)
+        rows = rows.without_too_long(fits)
+    check_stops(config, policy.vocab_size)
     replay = None
     if recorded is not None:
-        replay = open_replay(config, recorded, folder, vocab_size=vocab_size, max_context=context)
-    has_engine = replay is None or bool(held_out)
-    processes = processes_here(config, workers)
+        replay = open_replay(config, recorded, folder, vocab_size=policy.vocab_size, max_context=policy.context)
     memory = estimate_memory(
-        config, model_config, device, engine=has_engine, trainer=not config.rollouts_only, processes=processes
+        config,
+        policy.config,
+        policy.device,
+        engine=generates,
+        trainer=not config.rollouts_only,
+        processes=processes_here(config, workers),
     )
-    transport = transport_of(config, device)
-    for section in config.engine.sections if has_engine else ():
-        if section.is_server and not section.urls:
-            server_launch(config, section, config.model.path, memory.cache, 0)
-    batches = config.trainer.batches
-    if batches is None and replay is not None:
-        batches = replay.rollouts.batches * config.trainer.epochs
-    elif batches is None:
-        batches = math.ceil(len(prompts) * config.trainer.epochs / config.rollout.prompts_per_batch)
-    stops = [*read_generation_stops(config.model.path, tokenizer), *config.rollout.sampling.stop_token_ids]
+    transport = transport_of(config, policy.device)
+    if generates:
+        _check_servers(config, memory)
     plan = Plan(
         config=config,
         recipe=recipe,
-        prompts=prompts,
-        held_out={each.name: tuple(islice(held_out[each.name], each.max_prompts)) for each in config.held_out},
-        tokenizer=tokenizer,
-        stop_token_ids=tuple(dict.fromkeys(stops)),
-        max_context=context,
-        vocab_size=vocab_size,
+        prompts=rows.prompts,
+        held_out={each.name: tuple(islice(rows.held_out[each.name], each.max_prompts)) for each in config.held_out},
+        tokenizer=policy.tokenizer,
+        stop_token_ids=policy.stops(config),
+        max_context=policy.context,
+        vocab_size=policy.vocab_size,
         template=template,
-        fit=fit,
-        held_out_fits=fits,
-        notes=notes,
-        total_batches=batches,
+        fit=fits.prompts,
+        held_out_fits=fits.held_out,
+        notes=tuple(notes),
+        total_batches=_total_batches(config, len(rows.prompts), replay),
         memory=memory,
         transport=transport,
         workflow=workflow,
@@ -269,9 +214,47 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
         given=given,
         functions=functions,
         rollout_workers=workers,
-        routed_bytes=routed_bytes(model_config) if config.algorithm.router_replay else 0,
+        routed_bytes=routed_bytes(policy.config) if config.algorithm.router_replay else 0,
     )
     return with_shared_memory(plan)
+
+
+def _check_settings(config: TrainConfig) -> None:
+    """What needs neither data nor model to be seen. Raises ConfigError."""
+    check_threads(config.runtime.threads)
+    check_inputs(config)
+    check_tokens(config)
+    check_packages(config.trackers)
+    check_installed(config)
+
+
+def _workflow(config: TrainConfig, given: Given) -> Workflow:
+    workflow = load_workflow(config.rollout, given)
+    if (outside := outside_player(workflow)) is not None:
+        outside.token()  # told before anything expensive
+    return workflow
+
+
+def _filters(config: TrainConfig, given: Given) -> tuple[Filter, ...]:
+    """Those of a run that generates: what was trained on once has passed the filters of its time."""
+    return load_filters(config.filters, given, has_function=config.rollout.function is not None)
+
+
+def _check_servers(config: TrainConfig, memory: MemoryEstimate) -> None:
+    """Those that the run launches. Raises ConfigError."""
+    from headrace.controller.planning.server_launch import server_launch
+
+    for section in config.engine.sections:
+        if section.is_server and not section.urls:
+            server_launch(config, section, config.model.path, memory.cache, 0)
+
+
+def _total_batches(config: TrainConfig, prompts: int, replay: Replay | None) -> int:
+    if config.trainer.batches is not None:
+        return config.trainer.batches
+    if replay is not None:
+        return replay.rollouts.batches * config.trainer.epochs
+    return math.ceil(prompts * config.trainer.epochs / config.rollout.prompts_per_batch)
 
 
 def compose_recipe(config: TrainConfig) -> Recipe:
@@ -302,87 +285,3 @@ def _sampled_columns(config: TrainConfig) -> tuple[str, ...]:
         "experts": config.algorithm.router_replay,
     }
     return tuple(name for name, is_there in columns.items() if is_there)
-
-
-def _check_others(config: TrainConfig, vocab_size: int) -> None:
-    """The models beside the policy that are named and will be used; those that score its tokens share its ids."""
-    algorithm = config.algorithm
-    named = {
-        "reference.model": config.reference.model if algorithm.needs_reference else None,
-        "teacher.model": config.teacher.model if algorithm.needs_teacher else None,
-        "critic.model": config.critic.model if algorithm.needs_critic else None,
-        "reward.model.path": config.reward.model.path,
-    }
-    for key, path in named.items():
-        if path is None:
-            continue
-        check_model(path)
-        size = read_model_config(path).get_text_config().vocab_size
-        if size != vocab_size:
-            raise ConfigError(
-                f"{key} is {path!r}, with a vocabulary of {size} tokens, and the policy's has {vocab_size}: they "
-                "cannot share token ids; name a model with the policy's tokenizer"
-            )
-    if config.reward.model.path is not None:
-        check_reward_model(config.reward.model.path)
-
-
-async def _check_rewards(
-    config: TrainConfig, prompts: PromptDataset, held_out: Mapping[str, PromptDataset], given: Given
-) -> None:
-    """Load the reward functions where they will run: in processes of their own, of which one will do."""
-    scored = [(config.reward, prompts), *((each.reward, held_out[each.name]) for each in config.held_out)]
-    done: list[RewardConfig] = []
-    for reward, rows in scored:
-        if not len(rows) or reward in done:
-            continue
-        done.append(reward)
-        alone = reward.model_copy(update={"workers": 1})
-        pool = RewardPool(alone, clock=SystemClock(), columns=tuple(rows[0].row), given=given)
-        try:
-            await pool.start()
-        finally:
-            await pool.close()
-
-
-def _dataset(
-    config: TrainConfig,
-    sources: Sequence[SourceConfig],
-    prompt_column: str,
-    reward: RewardConfig,
-    *,
-    orders: bool = False,
-) -> PromptDataset:
-    """`orders`: the rows are drawn in the curriculum's order."""
-    # An environment gives the rewards of its episodes itself, as a rule, and so does an agent.
-    scores = config.rollout.environment is None and config.rollout.agent is None
-    return PromptDataset(
-        *(
-            open_prompts(
-                source,
-                prompt_column=prompt_column,
-                id_column=config.data.id_column,
-                tools_column=config.data.tools_column,
-                required_columns=required_columns(reward) if scores else (),
-                read_columns=read_columns(reward) if scores else (),
-                check=partial(check_rows, reward) if scores else None,
-                numbers=config.data.curriculum.column if orders else None,
-                name=source.called if len(sources) > 1 else "",
-            )
-            for source in sources
-        )
-    )
-
-
-def _fit(room: Room, prompts: PromptDataset, held_out: HeldOut, key: str, limit: int) -> Fit:
-    """`limit` is the value of `key`, which is training's."""
-    if held_out.max_new_tokens != limit:
-        key, limit = f"{held_out.key}.max_new_tokens", held_out.max_new_tokens
-    return room.check(prompts, held_out.source.path, key, limit)
-
-
-def _check_stops(config: TrainConfig, vocab_size: int) -> None:
-    if outside := [i for i in config.rollout.sampling.stop_token_ids if not 0 <= i < vocab_size]:
-        raise ConfigError(
-            f"rollout.sampling.stop_token_ids has {outside[0]}, which is no token: ids are from 0 to {vocab_size - 1}"
-        )
