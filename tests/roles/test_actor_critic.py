@@ -34,8 +34,10 @@ from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.workers import WorkerLost
 from headrace.training.epochs import Epochs
 from headrace.training.group import TrainerGroup
+from headrace.training.outgoing_weights import OutgoingWeights
 from headrace.training.protocol import StepReport
-from headrace.training.rank import BEGAN, Task, TrainerRank
+from headrace.training.rank import BEGAN, TrainerRank
+from headrace.training.rank_task import Task
 from headrace.training.rank_workers import RankHere
 from headrace.weights.disk import DiskPublisher
 from headrace.weights.in_process import MemoryPublisher
@@ -150,7 +152,8 @@ async def house(runtime: VirtualRuntime, epochs: Epochs | None = None) -> AsyncI
     policy, values, plane = Trainer(tells=True), Trainer(tells=False), MemoryPublisher()
 
     def group(name: str, trainer: Any, columns: tuple[str, ...]) -> TrainerGroup:
-        rank = TrainerRank(trainer, runtime, Task(columns, {}), plane=plane, device=torch.device("cpu"))
+        weights = OutgoingWeights(trainer, runtime, plane=plane)
+        rank = TrainerRank(trainer, runtime, Task(columns, {}), weights=weights, device=torch.device("cpu"))
         return TrainerGroup(name, RankHere(rank, runtime, name))
 
     def loader(consumer: str) -> StreamingLoader:
@@ -554,12 +557,12 @@ def test_a_version_is_there_once_a_first_rank_that_was_made_anew_is_healed(
 
     async def body(house: House) -> None:
         rank: Any = house.groups[0]._ranks
-        rank._rank._plane = plane(tmp_path)
+        rank._rank._out._plane = plane(tmp_path)
         await house.stop()
         await house.actor.begin_again()
         for _ in range(2):
-            rank._rank._plane = plane(tmp_path)
+            rank._rank._out._plane = plane(tmp_path)
             await house.actor.go_on()
-            assert rank._rank._plane.receiver().latest() == Version(0, 0)
+            assert rank._rank._out._plane.receiver().latest() == Version(0, 0)
 
     virtually(body)

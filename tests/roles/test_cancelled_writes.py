@@ -17,7 +17,8 @@ from headrace.roles.workers.frozen import FrozenSpec, ReferenceWorker
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.workers import Host, Placement, Workers
 from headrace.training.protocol import Written
-from headrace.training.rank import CHECKPOINTS, TRAINER_TYPES, Task, TrainerRank
+from headrace.training.rank import CHECKPOINTS, TRAINER_TYPES, TrainerRank
+from headrace.training.rank_task import Task
 
 
 class Model:

@@ -24,7 +24,9 @@ from headrace.runtime.signal import Signal
 from headrace.store import DiskFull
 from headrace.store.errors import disk_full
 from headrace.training.group import TrainerGroup
-from headrace.training.rank import Task, TrainerRank
+from headrace.training.outgoing_weights import OutgoingWeights
+from headrace.training.rank import TrainerRank
+from headrace.training.rank_task import Task
 from headrace.training.rank_workers import RankHere
 from headrace.weights.disk import DiskPublisher
 from headrace.weights.in_process import MemoryPublisher
@@ -65,7 +67,8 @@ class House:
         )  # fmt: skip
         trainer = trainer or OneTensor()
         self.weight: Any = getattr(trainer, "weight", None)
-        rank = TrainerRank(trainer, self.runtime, Task((), {}), plane=publisher, device=torch.device("cpu"))
+        weights = OutgoingWeights(trainer, self.runtime, plane=publisher)
+        rank = TrainerRank(trainer, self.runtime, Task((), {}), weights=weights, device=torch.device("cpu"))
         receiver = None if publisher.transport == "memory" else (publisher.transport, publisher.address)
         group = TrainerGroup("trainer", RankHere(rank, self.runtime, "trainer"), receiver=receiver)
         self.distributor = WeightDistributor(context, group, self.published, self._failed)

@@ -21,9 +21,11 @@ from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host, Placement, WorkerError, WorkerLost, Workers
 from headrace.training.group import TrainerGroup
 from headrace.training.layouts.ranks import Layout
+from headrace.training.outgoing_weights import OutgoingWeights
 from headrace.training.pieces import Piece
 from headrace.training.protocol import CheckpointError, StepReport, Written
-from headrace.training.rank import TRAINER_TYPES, Task, TrainerRank
+from headrace.training.rank import TRAINER_TYPES, TrainerRank
+from headrace.training.rank_task import Task
 from headrace.training.rank_workers import BESIDE_ITS_LANE, RankWorkers
 from headrace.training.replicas import Meeting
 from headrace.training.rows.packed_rows import RowToTrain, to_train
@@ -150,7 +152,9 @@ class Halving(TrainerRank):
         transport, folder = told
         plane, aside = open_transport(transport, Path(folder) / "plane"), ShmPublisher(Path(folder) / "aside")
         task, device = Task((), {}), torch.device("cpu")
-        super().__init__(self.half, host, task, plane=plane, aside=lambda: aside, by_parts=True, device=device)  # type: ignore[arg-type]
+        trainer: Any = self.half
+        weights = OutgoingWeights(trainer, host, plane=plane, aside=lambda: aside, by_parts=True)
+        super().__init__(trainer, host, task, weights=weights, device=device)
 
     def train(self) -> None:
         self.half.weights += 10

@@ -23,7 +23,8 @@ from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.workers import Host, Placement
 from headrace.training.group import TrainerGroup
 from headrace.training.layouts.ranks import Layout
-from headrace.training.rank import TRAINER_TYPES, Task, TrainerRank
+from headrace.training.rank import TRAINER_TYPES, TrainerRank
+from headrace.training.rank_task import Task
 from headrace.training.rank_workers import RankWorkers
 from headrace.training.rows.packed_rows import to_train
 from headrace.training.rows.row_reader import RowReader

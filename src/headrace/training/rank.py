@@ -1,54 +1,42 @@
-"""One rank of a trainer group: its trainer, the rows of the batch that it is at, and where its weights leave for."""
+"""One rank of a trainer group: its trainer, and the rows of the batch that it is at."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from headrace.algorithms.kl_controllers import TakenCoefficient
-from headrace.config.algorithm import AlgorithmConfig
 from headrace.experience.columns import read, refs_of
-from headrace.models.packing import MicroBatch, PackRow, pack
-from headrace.models.values import values_and_last
+from headrace.models.packing import PackRow, pack
 from headrace.runtime.local.service import on_lane
 from headrace.runtime.protocol import Services
 from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.store.media.files import Digest
 from headrace.training.gap import Gap, measure
-from headrace.training.objective import policy_columns, prepare_batch
-from headrace.training.parts_on_disk import Opened, OpenFolder, PartsOnDisk
+from headrace.training.outgoing_weights import OutgoingWeights
+from headrace.training.parts_on_disk import Opened, OpenFolder
 from headrace.training.protocol import PartWritten, PolicyTrainer, Saved, StepReport, Trainer, Written
+from headrace.training.rank_task import Task
 from headrace.training.replicas import At, MeetingPlace
 from headrace.training.rows.held_rows import HeldRows
 from headrace.training.rows.packed_rows import ROW_TYPES, RowToTrain, pack_row, put_each, split
 from headrace.training.rows.row_reader import RowReader
 from headrace.training.rows.spans import SPANNED, check_spans
-from headrace.training.scoring import Scoring
 from headrace.weights.devices import device_name
-from headrace.weights.disk import DiskPublisher
-from headrace.weights.in_process import MemoryPublisher
-from headrace.weights.manifest import build_manifest
-from headrace.weights.parts import OpenSlot, Part, PartWriter, require_all
-from headrace.weights.plane import Snapshot, WeightPublisher
+from headrace.weights.parts import OpenSlot
 from headrace.weights.seen import Seen, seen_here
-from headrace.weights.shm import ShmPublisher
-from headrace.weights.swap_check import SwapCheck
 from headrace.weights.version import Version
 
 BEGAN = "began"
 """Column of the log-probs under the weights that a batch begins with."""
 PROXIMAL = "proximal"
-_OUT = "weights out"
-"""The lane of their journey."""
 CHECKPOINTS = "checkpoints"
 """The lane on which they are written."""
-_VALUES = ("values", "returns")
 
 TRAINER_TYPES = ROW_TYPES.with_types(
     WireTypes(
@@ -79,40 +67,6 @@ class Kept(Protocol):
         """What was written of it into the folder `path`. Raises CheckpointError."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What a rank does with rows."""
-
-    columns: tuple[str, ...]
-    """Of the table, beside tokens and mask, that the loss reads."""
-    scores: Mapping[str, Scoring]
-    """By the column that they write."""
-    prepare: Callable[[Sequence[MicroBatch]], None] | None = None
-    """Adds columns that need the whole batch."""
-    reader: RowReader | None = None
-    """By which rows come to what scores them, and to all else."""
-
-
-def policy_task(trainer: PolicyTrainer, refs: Refs, config: AlgorithmConfig, *, own_proximal: bool) -> Task:
-    """Of the actor's group."""
-    reader, scores = RowReader(refs), {"proximal": trainer.logprobs, "reference": trainer.reference_logprobs}
-    return Task(
-        policy_columns(config, own_proximal=own_proximal),
-        {name: Scoring(reader, score, name) for name, score in scores.items()},
-        prepare_batch(config),
-        reader,
-    )
-
-
-def value_task(trainer: Trainer, refs: Refs, config: AlgorithmConfig) -> Task:
-    """Of the critic's group. With `bootstrap`, values come with that of the state after each sample."""
-    reader = RowReader(refs)
-    values = Scoring(reader, trainer.outputs, "values")
-    if config.truncated == "bootstrap":
-        values = Scoring(reader, partial(trainer.outputs, of=values_and_last), "values", ("truncated",))
-    return Task(_VALUES, {"values": values}, reader=reader)
-
-
 class TrainerRank:
     """What is asked of it and what it answers is plain data: it can be in any process. Blocking, unless async; on one
     lane."""
@@ -123,45 +77,27 @@ class TrainerRank:
         services: Services,
         task: Task,
         *,
-        plane: WeightPublisher | None = None,
-        aside: Callable[[], WeightPublisher] = MemoryPublisher,
+        weights: OutgoingWeights | None = None,
         coefficient: TakenCoefficient | None = None,
         reference: Kept | None = None,
-        check: Callable[[], SwapCheck] | None = None,
-        by_parts: bool = False,
-        deltas: bool = True,
         device: torch.device,
     ) -> None:
-        """`plane`: by which its weights leave; in this process's memory unless given. `aside`: makes one for a version
-        that one receiver alone takes. `coefficient`: of a KL in the loss, which is told with the rows. `reference`: the
-        copy that it keeps of its own weights, if that goes with a checkpoint. `check`: makes the swap check of the
-        present weights, where they are converted or copied on their way. `by_parts`: each rank writes what it has
-        of the weights into what they leave through, as they do aside; if that is in this process alone, none leave.
-        `deltas`: see `PartWriter`.
-        `device`: of the weights."""
+        """`weights`: of the trainer, on their way to whoever takes them; to this process alone unless given.
+        `coefficient`: of a KL in the loss, which is told with the rows. `reference`: the copy that it keeps of its own
+        weights, if that goes with a checkpoint. `device`: of the weights."""
         self._trainer = trainer
         self._services = services
         self._task = task
         self._reader = task.reader or RowReader(services.refs)
-        self._plane = plane or MemoryPublisher()
-        self._make_aside = aside
-        self._aside: WeightPublisher | None = None
+        self._out = weights or OutgoingWeights(trainer, services)
         self._coefficient = coefficient
         self._reference = reference
-        self._check = check
         self._held: HeldRows | None = None
-        self._by_parts = by_parts
-        self._deltas = deltas
         self._device = device
-        self._writer = PartWriter()
-        self._snapshot: Snapshot | None = None
-        self._shown: Snapshot | None = None
-        """Of what is shown aside, while ranks write it."""
-        self._began_s = self._copied_s = 0.0
         self._taken_state: Saved | None = None
         self._taken_reference: Saved | None = None
         self._meeting = MeetingPlace()
-        self._tells = self._leads = True
+        self._tells = True
         self._taken: list[tuple[list[RowToTrain], list[PackRow]]] = []
         self._steps = 0
         self._remembered: int | None = None
@@ -174,11 +110,10 @@ class TrainerRank:
     def come_together(self, rank: int, at: At, seconds: float, tells: bool) -> None:
         """Be one of the ranks of a replica, who meet there. `tells`: whether it is who answers for its part of the
         data. Raises RuntimeError, ConfigError."""
-        self._tells, self._leads = tells, rank == 0
+        self._tells = tells
         self._of_many.join(rank, self._meeting.of(at), seconds)
         self._reader.join(self._of_many.beside)
-        if self._by_parts:
-            self._writer = PartWriter(self._of_many.peers, deltas=self._deltas)
+        self._out.join(leads=rank == 0)
 
     def pair(self, replica: int, at: At, seconds: float) -> None:
         """Be of one of several replicas, whose other ones find each other there. Raises RuntimeError."""
@@ -316,90 +251,36 @@ class TrainerRank:
         return measure(rows, max_tokens, self._trainer.logprobs)
 
     def plane(self) -> tuple[str, str]:
-        """Transport and address that a receiver of its weights is made of."""
-        return self._plane.transport, self._plane.address
+        """This and those that follow to `end_aside`: see `OutgoingWeights`."""
+        return self._out.plane()
 
     def newest(self) -> Version | None:
-        """The newest version that can be received from where its weights leave; of whoever sent it, where that outlasts
-        who did. None before the first. Raises WeightError."""
-        return self._plane.receiver().latest()
+        return self._out.newest()
+
+    def snapshot(self, version: Version) -> Opened | None:
+        return self._out.snapshot(version)
+
+    def write_part(self, opened: Opened) -> PartWritten:
+        return self._out.write_part(opened)
+
+    def seal(self, written: int) -> None:
+        self._out.seal(written)
+
+    async def send(self) -> tuple[int, float]:
+        return await self._out.send()
+
+    def show_aside(self, version: Version) -> tuple[str, str] | Opened | None:
+        return self._out.show_aside(version)
+
+    def seal_aside(self, written: int) -> tuple[str, str]:
+        return self._out.seal_aside(written)
+
+    def end_aside(self) -> None:
+        self._out.end_aside()
 
     def sees(self) -> Seen:
         """Where it is."""
         return seen_here(device_name(self._device))
-
-    def snapshot(self, version: Version) -> Opened | None:
-        """Copy the weights as they are. Where they leave by parts that is only begun: all are to `write_part`, then the
-        first is to `seal`; the others answer nothing. Raises WeightError."""
-        check = None if self._check is None else self._check()
-        if self._by_parts:
-            if not self._leads or isinstance(self._plane, MemoryPublisher):
-                return None
-            self._began_s = self._services.clock.now()
-            self._snapshot, opened = self._opened(self._plane, version, check)
-            return opened
-        if not self._leads:
-            return None
-        began = self._services.clock.now()
-        self._snapshot = self._plane.snapshot(version, self._trainer.tensors(), check)
-        self._copied_s = self._services.clock.now() - began
-        return None
-
-    def write_part(self, opened: Opened) -> PartWritten:
-        """What this rank has written of the version: see `PartWriter`. Raises WeightError, RuntimeError."""
-        trainer: Any = self._trainer
-        if isinstance(opened, OpenFolder):
-            boxes = ((name, piece.begin, piece.tensor.detach()) for name, piece in trainer.pieces())
-            return PartWritten(PartsOnDisk(trainer.outlines()).write(opened, boxes))
-        dtypes = {name: outline.dtype for name, outline in trainer.outlines().items()}
-        parts = (Part(name, piece.begin, piece.tensor, dtypes[name]) for name, piece in trainer.pieces())
-        size, came = self._writer.write(opened, parts), self._writer.came
-        return PartWritten(size, came.size, came.sent)
-
-    def seal(self, written: int) -> None:
-        """Of the first, once all have written so many bytes together. Raises WeightError."""
-        assert self._snapshot is not None, "no snapshot was begun"
-        require_all(self._snapshot.manifest, written)
-        self._copied_s = self._services.clock.now() - self._began_s
-
-    async def send(self) -> tuple[int, float]:
-        """Have the last snapshot received from now on, whole, while the trainer goes on. Its bytes, and the seconds
-        that copying and sending them took. Raises WeightError."""
-        snapshot, self._snapshot = self._snapshot, None
-        if snapshot is None:
-            return 0, 0.0
-        began = self._services.clock.now()
-        manifest = await self._services.compute(_OUT, self._plane.send, snapshot)
-        size = sum(entry.size for entry in manifest.entries)
-        return size, self._copied_s + self._services.clock.now() - began
-
-    def show_aside(self, version: Version) -> tuple[str, str] | Opened | None:
-        """Publish the weights as they are for one receiver alone, until `end_aside`. As `plane`; where they leave by
-        parts, as `snapshot`, with `seal_aside`."""
-        if self._by_parts:
-            if not self._leads:
-                return None
-            self._aside = self._make_aside()
-            self._shown, opened = self._opened(self._aside, version)
-            return opened
-        if not self._leads:
-            return None
-        self._aside = self._make_aside()
-        self._aside.publish(version, self._trainer.tensors())
-        return self._aside.transport, self._aside.address
-
-    def seal_aside(self, written: int) -> tuple[str, str]:
-        """See `seal`; as `plane`."""
-        snapshot, self._shown = self._shown, None
-        assert self._aside is not None
-        assert snapshot is not None, "nothing is shown"
-        require_all(snapshot.manifest, written)
-        self._aside.send(snapshot)
-        return self._aside.transport, self._aside.address
-
-    def end_aside(self) -> None:
-        """See `show_aside`."""
-        self._aside = None
 
     def keep_reference(self) -> None:
         """See `PolicyTrainer.keep_reference`."""
@@ -456,21 +337,6 @@ class TrainerRank:
     def _policy(self) -> PolicyTrainer:
         trainer: Any = self._trainer
         return trainer
-
-    def _opened(
-        self, plane: WeightPublisher, version: Version, check: SwapCheck | None = None
-    ) -> tuple[Snapshot, Opened]:
-        """What all ranks are to write into, and what it is once they have."""
-        trainer: Any = self._trainer
-        outlines = trainer.outlines()
-        manifest = build_manifest(version, outlines, checksums=False)
-        if isinstance(plane, DiskPublisher):
-            folder = OpenFolder(str(plane.begin(manifest)))
-            PartsOnDisk(outlines).lay_out(folder)
-            return Snapshot(manifest, {}, check), folder
-        assert isinstance(plane, ShmPublisher), "all ranks see what they write into"
-        slot = plane.begin(manifest)
-        return Snapshot(manifest, slot.tensors, check), OpenSlot(plane.address, slot.generation)
 
     @property
     def _of_many(self) -> Any:

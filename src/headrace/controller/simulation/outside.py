@@ -43,7 +43,8 @@ from headrace.runtime.workers import Workers
 from headrace.store import IllegalTransition, Receipt, RunStore
 from headrace.store.media.files import Files
 from headrace.training.group import TrainerGroup
-from headrace.training.rank import TrainerRank, policy_task, value_task
+from headrace.training.rank import TrainerRank
+from headrace.training.rank_task import policy_task, value_task
 from headrace.training.rank_workers import RankHere
 from headrace.training.simulated import SimulatedReference, SimulatedScorer, SimulatedTrainer, TrainerCosts
 from headrace.weights.plane import WeightReceiver

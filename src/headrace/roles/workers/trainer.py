@@ -29,9 +29,11 @@ from headrace.training.frozen import HybridReference
 from headrace.training.layouts.ranks import layout_of
 from headrace.training.objective import PolicyObjective, PolicyOutputs, ValueObjective, output_columns
 from headrace.training.optimizer.whole_weights import WholeWeights
+from headrace.training.outgoing_weights import OutgoingWeights
 from headrace.training.own_functions import load_pieces
-from headrace.training.rank import TRAINER_TYPES, TrainerRank, policy_task, value_task
+from headrace.training.rank import TRAINER_TYPES, TrainerRank
 from headrace.training.rank_device import rank_device
+from headrace.training.rank_task import policy_task, value_task
 from headrace.training.taking import scored
 from headrace.training.trainer import HFTrainer
 from headrace.weights.in_process import MemoryPublisher
@@ -105,13 +107,17 @@ class TrainerWorker(TrainerRank):
             trainer,
             host,
             policy_task(trainer, host.refs, algorithm, own_proximal=config.own_proximal),
-            plane=_plane(spec, out) if leaves else None,
-            aside=_aside(aside),
+            weights=OutgoingWeights(
+                trainer,
+                host,
+                plane=_plane(spec, out) if leaves else None,
+                aside=_aside(aside),
+                check=_check(spec, trainer),
+                by_parts=layout_of(config.trainer.layout).joint,
+                deltas=config.weights.deltas is not False,
+            ),
             coefficient=coefficient,
             reference=HybridReference(trainer),
-            check=_check(spec, trainer),
-            by_parts=layout_of(config.trainer.layout).joint,
-            deltas=config.weights.deltas is not False,
             device=rank_device(spec.device, host.rank),
         )
 
