@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from headrace.models.packing import MicroBatch
-from headrace.training.protocol import LossTerms, Scalar
+from headrace.training.protocol import LossTerms, Scalar, StepReport
 
 
 @dataclass(slots=True)
@@ -34,6 +34,23 @@ class BatchSums:
         self.trained_tokens = self.trained_tokens + micro.mask.sum()
         self.operations += operations
         self.padding_tokens += micro.num_tokens - int(micro.sequence_starts[-1])
+
+    def report(self, *, grad_norm: float, lr: float, skipped: bool) -> StepReport:
+        """Of the step that is made of them. Waits for the device."""
+        denominator = float(self.denominator)
+        return StepReport(
+            loss=float(self.numerator) / denominator if denominator else 0.0,
+            grad_norm=grad_norm,
+            lr=lr,
+            skipped=skipped,
+            denominator=denominator,
+            stats={name: float(value) for name, value in self.stats.items()},
+            maxima={name: float(value) for name, value in self.maxima.items()},
+            forwarded_tokens=self.forwarded_tokens,
+            trained_tokens=int(self.trained_tokens),
+            padding_tokens=self.padding_tokens,
+            operations=self.operations,
+        )
 
 
 def _plain(value: Scalar) -> Scalar:

@@ -39,16 +39,10 @@ from headrace.training.pieces import Piece
 from headrace.training.protocol import Loss, LossTerms, Outputs, StepReport
 from headrace.training.remembered import Remembered
 from headrace.training.replicas import At, Meeting, Replicas
+from headrace.training.restoring import begin_from, restore, share
 from headrace.training.rows.row_reader import Beside
 from headrace.training.saved import SavedModel, SavedTrainer, SavedWeights, copied, weights_of
-from headrace.training.state import (
-    TrainerRecord,
-    read_record,
-    read_rng,
-    read_state,
-    restore_rng,
-    rng_tensors,
-)
+from headrace.training.state import TrainerRecord, rng_tensors
 from headrace.training.sums import BatchSums
 from headrace.weights.parts_apart import Peers
 
@@ -233,19 +227,7 @@ class HFTrainer:
         if self._lm.device.type == "cpu":
             own_heap().give_back()
         self._step_count += denominator != 0
-        return StepReport(
-            loss=float(sums.numerator) / denominator if denominator else 0.0,
-            grad_norm=grad_norm,
-            lr=lr,
-            skipped=skipped,
-            denominator=denominator,
-            stats={name: float(value) for name, value in sums.stats.items()},
-            maxima={name: float(value) for name, value in sums.maxima.items()},
-            forwarded_tokens=sums.forwarded_tokens,
-            trained_tokens=int(sums.trained_tokens),
-            padding_tokens=sums.padding_tokens,
-            operations=sums.operations,
-        )
+        return sums.report(grad_norm=grad_norm, lr=lr, skipped=skipped)
 
     def join(self, rank: int, meeting: Meeting | At, seconds: float) -> None:
         """Be this one of the ranks that cut the model up, from now on. `meeting`: the first one's own, or where it is.
@@ -292,18 +274,9 @@ class HFTrainer:
 
     def heal(self, replica: int) -> None:
         """Have all the state of this replica in all of them: by all ranks, between steps. Raises RuntimeError."""
-        weights, others = self._weights, self._replicas
+        weights, steps, beside, others = self._weights, self._step_count, self._reference.tensors, self._replicas
         assert others is not None, "there are no other replicas"
-        gives = others.replica == replica
-        counts = torch.tensor([self._step_count, weights.updates])
-        state, rng = weights.state(to_fill=not gives), rng_tensors(self._lm.device)
-        tensors = [piece.tensor for piece in state.values()]
-        with working("chunk"):
-            others.tell([counts, *tensors, *self._reference.tensors, *rng.values()], replica)
-        if not gives:
-            restore_rng(rng, self._lm.device)
-            weights.publish()
-            self._step_count, weights.updates = counts.tolist()
+        self._step_count = share(weights, steps, beside, others, replica, self._lm.device)
         self.discard()
 
     def remember(self) -> None:
@@ -410,26 +383,14 @@ class HFTrainer:
         self.saved(copies=False).write(path)
 
     def load(self, path: Path) -> None:
-        record = read_record(path)
-        rng = rng_tensors(self._lm.device)
-        read_state(path, record, self._weights.state(to_fill=True))
-        read_rng(path, record, 0 if self._ranks is None else self._ranks.rank, rng)
-        restore_rng(rng, self._lm.device)
-        self._weights.publish()
-        self._weights.updates = record.updates
-        self._step_count = record.step_count
+        rank = 0 if self._ranks is None else self._ranks.rank
+        self._step_count = restore(path, self._weights, rank, self._lm.device)
         self.discard()
 
     def begin_from(self, path: Path, *, masters: bool, optimizer: bool) -> None:
         """Take what another trainer of this model saved into `path`: its master weights, the moments of its optimiser.
         The learning rate's schedule is at its beginning. Raises CheckpointError."""
-        parts = [*(["master"] if masters else []), *(["exp_avg", "exp_avg_sq"] if optimizer else [])]
-        record, told = read_record(path), self._weights.state(to_fill=True)
-        state = {name: piece for name, piece in told.items() if name.partition(".")[0] in parts}
-        if optimizer:
-            self._weights.updates = record.updates
-        read_state(path, record, state, exactly=False)
-        self._weights.publish()
+        begin_from(path, self._weights, masters=masters, optimizer=optimizer)
 
     def export(self, path: Path) -> None:
         self._saved_model(self._weights.state(), copies=False).write(path)
