@@ -94,42 +94,23 @@ def lay_groundwork(
     """`engines` have started. `committed`: the version that the run begins from. `hands`: who plays the episodes, if
     not this process. `others`: see `TimeSpent`. `judges`: engines of models of their own."""
     config, clock = plan.config, runtime.clock
-    rollout = config.rollout
     decode = partial(plan.codec().decode, keep_special_tokens=True)
     ahead = config.ahead(engines.slots)
     if plan.replay is not None:
         ahead = _BATCHES_READ_AHEAD * max(plan.replay.rollouts.sizes)
-    table = ExperienceTable(
-        [
-            Consumer(
-                stage.name,
-                frozenset(stage.reads),
-                "group" if stage.unit == "group" else "row",
-                frozenset(stage.writes),
-            )
-            for stage in plan.recipe.stages
-            if stage.name not in _LEASED_BY_NOBODY
-        ],
-        capacity=config.table_groups(ahead),
-        capacity_bytes=table_bound(plan),
-        group_bytes=largest_group(plan),
-        lease_s=_LEASE_TERMS_PER_STALL * config.runtime.stall_timeout_s,
-        clock=clock,
-        refs=runtime.refs if hands is None else hands.refs,
-    )
-    source, pass_rates = make_prompt_source(plan, store)
-    flow = Flow(
-        _schedule(plan, ahead),
-        table,
-        source,
-        store,
-        max_drops_per_batch=rollout.most_drops,
-        reward_column="reward" if config.reward.model.path is None else "scored",
-        column_bytes=column_bytes(plan),
-        quote=lambda group: quoted(group, decode),
-        pass_rates=pass_rates,
-    )
+    table = _table(plan, ahead, runtime, hands)
+    flow = _flow(plan, ahead, table, store, decode)
     waits, tally, activity = WaitMeter(clock.now), Tally(), Activity()
+    spent = TimeSpent(
+        clock,
+        engines,
+        flow,
+        activity,
+        on_policy=config.async_.in_order,
+        trains=not config.rollouts_only,
+        others=others,
+        devices=devices_of(config, runtime, engines, judges),
+    )
     recorder = Recorder(
         store,
         clock,
@@ -137,16 +118,7 @@ def lay_groundwork(
         flow,
         tally,
         waits,
-        TimeSpent(
-            clock,
-            engines,
-            flow,
-            activity,
-            on_policy=config.async_.in_order,
-            trains=not config.rollouts_only,
-            others=others,
-            devices=devices_of(config, runtime, engines, judges),
-        ),
+        spent,
         rewards.training.times,
         branch=lineage.branch,
         has_sources=len(plan.prompts.parts) > 1,
@@ -177,10 +149,47 @@ def lay_groundwork(
     )
     if hands is not None:
         hands.seats.tell = recorder.event
-    failures = FailureWatch(recorder.event, worth=rollout.prompts_per_batch * rollout.samples_per_prompt)
+    samples = config.rollout.prompts_per_batch * config.rollout.samples_per_prompt
+    failures = FailureWatch(recorder.event, worth=samples)
     journal = GroupJournal(store.writer, runtime, table.refs)
     return Groundwork(
         ahead, table, flow, context, recorder, record, journal, tally, failures, store.partials, hands, forecast
+    )
+
+
+def _table(plan: Plan, ahead: int, runtime: Runtime, hands: RolloutHands | None) -> ExperienceTable:
+    """With a consumer for each stage that leases rows."""
+    config = plan.config
+    consumers = [
+        Consumer(
+            stage.name, frozenset(stage.reads), "group" if stage.unit == "group" else "row", frozenset(stage.writes)
+        )
+        for stage in plan.recipe.stages
+        if stage.name not in _LEASED_BY_NOBODY
+    ]
+    return ExperienceTable(
+        consumers,
+        capacity=config.table_groups(ahead),
+        capacity_bytes=table_bound(plan),
+        group_bytes=largest_group(plan),
+        lease_s=_LEASE_TERMS_PER_STALL * config.runtime.stall_timeout_s,
+        clock=runtime.clock,
+        refs=runtime.refs if hands is None else hands.refs,
+    )
+
+
+def _flow(plan: Plan, ahead: int, table: ExperienceTable, store: RunStore, decode: Callable[..., str]) -> Flow:
+    source, pass_rates = make_prompt_source(plan, store)
+    return Flow(
+        _schedule(plan, ahead),
+        table,
+        source,
+        store,
+        max_drops_per_batch=plan.config.rollout.most_drops,
+        reward_column="reward" if plan.config.reward.model.path is None else "scored",
+        column_bytes=column_bytes(plan),
+        quote=lambda group: quoted(group, decode),
+        pass_rates=pass_rates,
     )
 
 
