@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,10 @@ class Scripted:
     health_fault: Exception | None = None
     hangs: bool = False
     """Calls are taken, and never answered."""
+    load_s: float = 0.0
+    """In which it takes a version."""
+    stands: bool = False
+    """It decodes nothing, though its health is well."""
     resume_fault: Exception | None = None
     """It goes on, and its answer is lost."""
     name: str = "a server"
@@ -107,6 +111,8 @@ class Scripted:
         late: list[tuple[float, Piece]] = []
         while finish is None:
             await clock.sleep(STEP_S)
+            if self.stands:
+                continue
             if self.fault is not None:
                 raise self.fault
             cuts = self.paused in (SwapMode.RECOMPUTE, SwapMode.DRAIN) and not self.retracts
@@ -147,6 +153,7 @@ class Scripted:
             await self.runtime.clock.sleep(1e5)
         if self.faults:
             raise self.faults.pop(0)
+        await self.runtime.clock.sleep(self.load_s)
         self.version = name
 
     async def score(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -683,6 +690,74 @@ def test_a_server_that_dies_over_an_update_and_answers_no_more_is_dead_once_its_
             await reading
 
     on(test, hangs=True)
+
+
+def test_one_that_decodes_nothing_though_its_health_is_well_is_stuck_after_its_limit() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        clock, reading = runtime.clock, asyncio.ensure_future(read(engine, request(tokens=40)))
+        await clock.sleep(3.5 * STEP_S)
+        server.stands = True
+        began = clock.now()
+        others = [asyncio.ensure_future(read(engine, request(name))) for name in "ab"]
+        await clock.sleep(20.0)
+        engine.abort(["a"])  # which such a server ends, though it decodes nothing
+        server.aborted.add("a")
+        assert engine.failure is None
+        with pytest.raises(EngineError, match=r"request 'r' was lost: a server is stuck: of \d requests no token has"):
+            await reading
+        assert 30 <= clock.now() - began <= 33
+        assert "31 s, of which 30 are allowed (runtime.stuck.decode_step_s)" in str(engine.failure)
+        await asyncio.gather(*others, return_exceptions=True)
+
+    on(test)
+
+
+def test_one_that_gives_no_token_is_not_stuck_while_nothing_is_asked_or_it_is_paused_or_its_cache_fills() -> None:
+    """Six minutes each, where 30 s are allowed."""
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        clock = runtime.clock
+        await read(engine, request("first"))
+        await clock.sleep(360.0)
+        reading = asyncio.ensure_future(read(engine, request("paused", tokens=20)))
+        await clock.sleep(3.5 * STEP_S)
+        await engine.update(Offers(1), SwapMode.RECOMPUTE)
+        assert versions(await reading) == [0] * 3 + [1] * 17
+        server.stands, reading = True, asyncio.ensure_future(read(engine, request("long prompt")))
+        for share in range(18):
+            server.load_is = ServerLoad(share / 18, 1, 0)
+            await clock.sleep(20.0)
+        server.stands = False
+        assert len(versions(await reading)) == 10
+        assert engine.failure is None
+
+    on(test, retracts=True, load_s=360.0)
+
+
+@pytest.mark.parametrize(("key", "lives_s", "dies_s"), [(None, 290.0, 310.0), (20.0, 19.0, 22.0)])
+def test_the_first_token_of_all_has_longer_unless_the_limit_is_given(
+    key: float | None, lives_s: float, dies_s: float
+) -> None:
+    """Kernels may be compiled for it. Afterwards it is 30 s and five times the longest."""
+
+    async def main(runtime: VirtualRuntime) -> None:
+        for seconds, dies in ((lives_s, False), (dies_s, True)):
+            server = Scripted(runtime, stands=True)
+            engine = ServerEngine(server, replace(LIMITS, silence_s=key), runtime)
+            await engine.start()
+            reading = asyncio.ensure_future(read(engine, request()))
+            await runtime.clock.sleep(seconds)
+            server.stands = False
+            assert (engine.failure is not None) == dies
+            if not dies:
+                await reading
+                server.stands, reading = True, asyncio.ensure_future(read(engine, request("s")))
+                await runtime.clock.sleep(40.0)
+                assert (engine.failure is None) == (key is None)
+            await engine.stop()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    run_virtually(main)
 
 
 def test_what_it_says_of_itself_may_be_anything_and_its_health_is_looked_at_all_the_same() -> None:

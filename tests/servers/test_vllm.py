@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 import conforming
+import numpy as np
+import psutil
 import pytest
 from attached import require_attached, require_lists_routes
 from vllm_server import core_of, needs_vllm, serving, spec
 
 from headrace.config.errors import ConfigError
 from headrace.engines.conformance import CHECKS, Subject, a_death_is_told, nothing_is_found_of_old_weights
-from headrace.engines.protocol import SwapMode
+from headrace.engines.protocol import EngineError, GenerateRequest, SamplingParams, SwapMode, TokenChunk
 from headrace.engines.servers.dialect import Expected
 from headrace.engines.servers.vllm_told import ROUTES
 from headrace.roles.workers.server_engine import ServerEngineWorker
@@ -89,6 +93,31 @@ async def require_taken_from_disk(
     with pytest.raises(WeightError, match=r"is damaged: its checksum differs"):
         await worker.engine.update(receiver, SwapMode.RECOMPUTE)
     publish.number = on_disk.number
+
+
+def test_one_whose_core_stands_is_stuck_though_its_health_is_well(tmp_path: Path) -> None:
+    given = spec(tmp_path)
+    given = replace(given, limits=replace(given.limits, silence_s=5.0))
+
+    async def run() -> None:
+        async with serving(given) as worker:
+            core = core_of(worker)
+            sampling = SamplingParams(max_new_tokens=900)
+            asked = GenerateRequest("r", np.array([1, 2], np.int32), sampling, noise_key=0, stream=True)
+            chunks = worker.engine.generate(asked)
+            assert len((await anext(chunks)).tokens)
+            core.suspend()
+            with pytest.raises(EngineError, match=r"vLLM \S+ is stuck: of 1 requests no token has come for [56] s"):
+                await _to_the_end(chunks)
+            _, left = psutil.wait_procs([core], timeout=10)
+            assert not left
+
+    asyncio.run(run())
+
+
+async def _to_the_end(chunks: AsyncGenerator[TokenChunk]) -> None:
+    async for _ in chunks:
+        pass
 
 
 @pytest.mark.soak

@@ -35,7 +35,8 @@ class StuckConfig(PassStuckConfig):
     yet; 300 s for a process's first."""
 
     decode_step_s: float | None = Field(default=None, gt=0)
-    """A decode step of an embedded engine, or a pass of prefill."""
+    """A decode step of an embedded engine, or a pass of prefill. Of an inference server that has requests, and is not
+    paused: the time without a token of any of them, while what it says of its load stays the same."""
     chunk_s: float | None = Field(default=None, gt=0)
     """A bucket of new weights on their way, or of gradients or state between replicas; what ranks add up for a step,
     and its update."""

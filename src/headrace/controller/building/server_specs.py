@@ -50,7 +50,9 @@ def server_spec(
     text = read_model_config(config.model.path).get_text_config()
     return ServerSpec(
         kind=section.kind,
-        limits=Limits(cache.slots, cache.max_context, plan.vocab_size, dtype),
+        limits=Limits(
+            cache.slots, cache.max_context, plan.vocab_size, dtype, silence_s=config.runtime.stuck.decode_step_s
+        ),
         expected=Expected(
             told_apart(text),
             cache.max_context,

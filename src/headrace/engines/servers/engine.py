@@ -29,6 +29,7 @@ from headrace.engines.servers.dialect import Dialect
 from headrace.engines.servers.health import until_sick
 from headrace.engines.servers.in_flight import InFlight
 from headrace.engines.servers.loaded_weights import LoadedWeights
+from headrace.engines.servers.token_silence import until_stuck
 from headrace.engines.validate import check_request
 from headrace.runtime.protocol import Services, WaitTimeout
 from headrace.runtime.signal import Signal
@@ -47,6 +48,8 @@ class Limits:
     vocab_size: int
     dtype: str
     """That it computes in, as `bfloat16`."""
+    silence_s: float | None = None
+    """The most without a token of any of its requests: see `TokenSilence`."""
 
 
 @dataclass(eq=False, slots=True)
@@ -85,7 +88,14 @@ class ServerEngine:
         self._changed = Signal()
         self._pins = Pins(self._changed)
         self._in_flight = InFlight(
-            dialect, services, self._liveness, self._changed, version, slots=limits.slots, fail=self.fail
+            dialect,
+            services,
+            self._liveness,
+            self._changed,
+            version,
+            limits.silence_s,
+            slots=limits.slots,
+            fail=self.fail,
         )
         self._weights = LoadedWeights(
             dialect,
@@ -98,7 +108,7 @@ class ServerEngine:
         )
         self._waiting: set[_Waiter] = set()
         self._updating = asyncio.Lock()
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
 
     @property
     def version(self) -> Version:
@@ -121,19 +131,28 @@ class ServerEngine:
         self._in_flight.count.begin(await self.dialect.sampled())
         self._in_flight.begin_load()
         self._liveness.started = True
-        self._watching = self._services.spawn(self._watch(), "the server's health")
+        spawn = self._services.spawn
+        self._watching = [spawn(self._watch(), "the server's health"), spawn(self._watch_tokens(), "its tokens")]
 
     async def _watch(self) -> None:
         self.fail(await until_sick(self.dialect, self._services.clock, self._in_flight.hear))
+
+    async def _watch_tokens(self) -> None:
+        silence = self._in_flight.silence
+        self.fail(await until_stuck(self.dialect.name, silence, self._services.clock, self._owed))
+
+    def _owed(self) -> int:
+        """Requests that the server is to give tokens of now."""
+        return 0 if self._weights.is_paused else self._in_flight.unread
 
     async def stop(self) -> None:
         """See `Engine.stop`. The server goes on."""
         self._liveness.stopping = True
         for waiter in self._waiting:
             waiter.is_aborted = True
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        for watching in self._watching:
+            watching.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
         await self._in_flight.stop()
         self._changed.notify()
 

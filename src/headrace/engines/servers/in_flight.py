@@ -17,6 +17,7 @@ from headrace.engines.servers.answers import Answer
 from headrace.engines.servers.dialect import Dialect, Piece
 from headrace.engines.servers.http import ServerGone
 from headrace.engines.servers.token_count import TokenCount
+from headrace.engines.servers.token_silence import TokenSilence
 from headrace.engines.servers.window import ServerLoad, Window
 from headrace.runtime.protocol import Services, WaitTimeout
 from headrace.runtime.signal import Signal
@@ -37,18 +38,20 @@ class InFlight:
         liveness: Liveness,
         changed: Signal,
         version: Version,
+        silence_s: float | None = None,
         *,
         slots: int,
         fail: Callable[[Exception], None],
     ) -> None:
-        """`changed`: notified once a request is over. `version`: of the weights that the server has. `slots`: sequences
-        that it decodes together. `fail`: told why the server is gone."""
+        """`changed`: notified once a request is over. `version`: of the weights that the server has. `silence_s`:
+        see `TokenSilence`. `slots`: sequences that it decodes together. `fail`: told why the server is gone."""
         self.version = version
         self.is_named = False
         """The server was told what its weights are called: they came through here."""
         self.checking: Version | None = None
         """What is sampled is of this version, and is held."""
         self.count = TokenCount()
+        self.silence = TokenSilence(silence_s)
         self.prefilled = 0
         """Tokens of prompts."""
         self.busy_s = self.idle_s = 0.0
@@ -71,12 +74,18 @@ class InFlight:
         return tuple(self._answers)
 
     @property
+    def unread(self) -> int:
+        """Requests of which something is to come."""
+        return sum(not answer.is_read for answer in self._answers.values())
+
+    @property
     def has_room(self) -> bool:
         """The server may be given one more."""
         return len(self._answers) < self._window.size
 
     def hear(self, load: ServerLoad) -> None:
         """How the server fares."""
+        self.silence.heard(load)
         self._window = self._window.after(load, len(self._answers))
         self._changed.notify()
 
@@ -219,6 +228,8 @@ class InFlight:
             return False
 
     def _take(self, mine: Answer, piece: Piece) -> None:
+        if len(piece.tokens):
+            self.silence.token()
         self.count.read += len(piece.tokens)
         chunk = mine.stamp(piece, self.checking or self.version, is_named=self.is_named)
         if mine.is_over:

@@ -53,6 +53,8 @@ class LoadedWeights:
         it has loaded is of no version."""
         self.rests = rests
         self.is_swapping = False
+        self.is_paused = False
+        """The server is known to rest: it said so, and was not told to go on since."""
         self.stall_s = 0.0
         """Seconds in which weights were exchanged."""
         self._dialect = dialect
@@ -130,7 +132,7 @@ class LoadedWeights:
             if mode is SwapMode.KEEP and in_flight.count.before is None and not retracts:
                 mode, rests = SwapMode.RECOMPUTE, False
                 self._warn_of_no_count()
-            await self._dialect.pause(mode)
+            await self._have_it_pause(mode)
             if rests:
                 if in_flight.count.before is None:
                     await self._count_anew()
@@ -143,9 +145,17 @@ class LoadedWeights:
         except BaseException:
             if not self.rests and not self._liveness.is_dead:
                 with suppress(EngineError):
-                    await self._dialect.resume()
+                    await self._have_it_go_on()
             raise
         return found
+
+    async def _have_it_pause(self, mode: SwapMode) -> None:
+        await self._dialect.pause(mode)
+        self.is_paused = True
+
+    async def _have_it_go_on(self) -> None:
+        self.is_paused = False  # it may go on though its answer is lost
+        await self._dialect.resume()
 
     def _warn_of_no_count(self) -> None:
         """Once."""
@@ -216,7 +226,7 @@ class LoadedWeights:
         await self._dialect.load(offer, name_of(offer.version))
         self._in_flight.is_named, self._in_flight.checking = True, offer.version
         try:
-            await self._dialect.resume()  # it may go on though its answer is lost
+            await self._have_it_go_on()
             await self._check(offer)
         except BaseException:
             await self._take_back()
@@ -238,7 +248,7 @@ class LoadedWeights:
         """Let nobody have what was sampled under weights that are refused."""
         if not self._liveness.is_dead:
             with suppress(EngineError):
-                await self._dialect.pause(SwapMode.RECOMPUTE)
+                await self._have_it_pause(SwapMode.RECOMPUTE)
                 if self._dialect.retracts:
                     await self._dialect.abort(self._in_flight.names)
         self._in_flight.refuse()
