@@ -80,6 +80,8 @@ class Scripted:
     """In which it takes a version."""
     stands: bool = False
     """It decodes nothing, though its health is well."""
+    pause_faults: list[Exception | None] = field(default_factory=list)
+    """Of pauses, in turn: it goes on as before."""
     resume_fault: Exception | None = None
     """It goes on, and its answer is lost."""
     name: str = "a server"
@@ -138,6 +140,8 @@ class Scripted:
 
     async def pause(self, mode: SwapMode) -> None:
         self.calls.append(f"pause {mode}")
+        if self.pause_faults and (fault := self.pause_faults.pop(0)) is not None:
+            raise fault
         self.paused = mode
 
     async def resume(self) -> None:
@@ -441,6 +445,32 @@ def test_nothing_of_unchecked_weights_is_handed_out_where_the_answer_that_it_goe
         assert (engine.rests, engine.version) == (True, INITIAL)
         await engine.update(Offers(1), mode)
         assert versions(await read(engine, request("s", 3))) == [1, 1, 1]
+
+    on(test, retracts=retracts)
+
+
+@pytest.mark.parametrize("retracts", [False, True])
+@pytest.mark.parametrize("pauses", [1, 2])
+def test_nothing_is_loaded_into_a_server_that_was_refused_a_version_and_did_not_pause(
+    pauses: int, retracts: bool
+) -> None:
+    """A newer version is there, which takes its place once the server rests, and only then."""
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        reading = asyncio.ensure_future(read(engine, request(tokens=40)))
+        await runtime.clock.sleep(3.5 * STEP_S)
+        server.resume_fault = ServerGone("the server to go on: it broke off")
+        server.pause_faults = [None] + [ServerGone("the server to pause: nobody answers")] * pauses
+        offers = Offers(1, 2)
+        with pytest.raises(EngineError, match="it broke off" if pauses == 1 else "nobody answers"):
+            await engine.update(offers, SwapMode.RECOMPUTE)
+        assert versions(await reading) == [0, 0, 0]
+        pause = "pause recompute"
+        first = [pause, "load 0.1", "resume", pause, pause]
+        assert server.calls == (first if pauses == 2 else [*first, "load 0.2", "resume", pause])
+        server.resume_fault = None
+        await engine.update(offers, SwapMode.RECOMPUTE)
+        assert versions(await read(engine, request("s", 3))) == [2, 2, 2]
 
     on(test, retracts=retracts)
 

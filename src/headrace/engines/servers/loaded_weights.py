@@ -223,6 +223,8 @@ class LoadedWeights:
 
     async def _exchange(self, offer: WeightOffer) -> None:
         """Raises WeightError, EngineError: the server rests, and what it has loaded is of no version."""
+        if not self.is_paused:  # one that was refused a version, and was told to pause in vain
+            await self._have_refused_rest()
         await self._dialect.load(offer, name_of(offer.version))
         self._in_flight.is_named, self._in_flight.checking = True, offer.version
         try:
@@ -248,7 +250,11 @@ class LoadedWeights:
         """Let nobody have what was sampled under weights that are refused."""
         if not self._liveness.is_dead:
             with suppress(EngineError):
-                await self._have_it_pause(SwapMode.RECOMPUTE)
-                if self._dialect.retracts:
-                    await self._dialect.abort(self._in_flight.names)
+                await self._have_refused_rest()
         self._in_flight.refuse()
+
+    async def _have_refused_rest(self) -> None:
+        """The server samples under weights that are refused. Raises EngineError."""
+        await self._have_it_pause(SwapMode.RECOMPUTE)
+        if self._dialect.retracts:
+            await self._dialect.abort(self._in_flight.names)
