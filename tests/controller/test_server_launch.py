@@ -169,6 +169,29 @@ def test_what_vllm_says_of_how_it_was_launched_is_told_with_its_version(
         ({"args": {"host": "0.0.0.0"}}, "engine.args.host is not to be given: a launched server listens on loop"),
         ({"args": {"stream_interval": 20}}, "engine.args.stream_interval is not to be given: tokens come as they are"),
         ({"args": {"disable-log-stats": True}}, "engine.args.disable_log_stats is not to be given: tokens that were"),
+        ({"args": {"load-format": "dummy"}}, "engine.args.load_format is not to be given: version 0 is what is loaded"),
+        ({"args": {"quantization": "fp8"}}, "engine.args.quantization is not to be given: weights are rounded once"),
+        (
+            {"args": {"hf-overrides.rope_scaling": 2}},
+            r"engine.args.hf_overrides.rope_scaling is not to be given: it wo",
+        ),
+        (
+            {"args": {"enable_lora": True}},
+            "engine.args.enable_lora is not to be given: all weights are trained, and no",
+        ),
+        ({"args": {"kv_transfer_config": {}}}, "engine.args.kv_transfer_config is not to be given: keys and values of"),
+        (
+            {"args": {"weight_transfer_config.backend": "nccl"}},
+            "weight_transfer_config.backend is not to be given: wei",
+        ),
+        (
+            {"kind": "sglang", "args": {"preferred_sampling_params": "{}"}},
+            "engine.args.preferred_sampling_params is not to be given: what is sampled would not be the policy's own",
+        ),
+        (
+            {"kind": "sglang", "args": {"hicache_storage_backend": "file"}},
+            "engine.args.hicache_storage_backend is not to be given: keys and values of older weights may come back",
+        ),
         ({"args": {"no_such": None}}, "engine.args.no_such is null, which is no value of an option; give one, or"),
         ({"kind": "sglang", "args": {"no-such": None}}, "engine.args.no_such is null"),
         (
@@ -299,6 +322,24 @@ def test_check_says_what_a_server_does_not_keep_and_what_it_opens(
     opened = said[len(words) :]
     assert all(any(each in line for line in opened) for each in routes)
     assert opened[-1].startswith("sample: ")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"kv_cache_dtype": "auto"}, None),
+        ({"kv-cache-dtype": "fp8_e4m3"}, "kv_cache_dtype fp8_e4m3: keys and values are rounded, which the swap check"),
+        ({"speculative_config.method": "ngram"}, "speculative decoding is not tried here: a draft model keeps the wei"),
+    ],
+)
+def test_check_says_what_follows_of_an_option_by_which_a_server_only_comes_near(
+    tmp_path: Path, args: dict[str, str], words: str | None
+) -> None:
+    job = make_job(tmp_path, engine__kind="vllm", engine__args=args)
+    lines = describe_plan(make_plan(load_config(TrainConfig, job))).splitlines()
+    said = [line for line in lines if re.match(r"server +(kv_cache_dtype|speculative)", line)]
+    assert len(said) == (words is not None)
+    assert words is None or words in said[0]
 
 
 @pytest.mark.parametrize("kind", INSTALLED)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from headrace.config import TrainConfig
+from headrace.config.model import EngineSection
 from headrace.controller.planning.plan import Plan
 from headrace.models.experts import experts_per_token
 from headrace.models.loading import read_model_config
@@ -114,6 +115,10 @@ _OPENS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 """Routes, of the versions that are tried, by what whoever reaches them can do."""
+_WHOLE = ("auto", "float32", "float16", "bfloat16", "bf16")
+"""Types of a KV cache that hold what the model computes in, or a rounding of the same size."""
+_DRAFTS = ("speculative_", "spec_")
+"""How the names of options begin by which a server decodes speculatively."""
 _NAMED = {
     "vllm": (
         "vLLM can do this, whatever key it has (--api-key is asked for below /v1, /v2, /inference and /cohere alone)"
@@ -132,6 +137,7 @@ def describe_servers(plan: Plan) -> list[str]:
         "two runs of one config differ: its noise is its own, and depends on what ran beside a request",
         *(line for kind in kinds for line in _KEPT_BY[kind]),
         *_coarse_check(plan.config),
+        *_approximate(engine.sections),
     ]
     attached = dict.fromkeys(section.kind for section in engine.sections if section.urls)
     for kind in attached:
@@ -143,6 +149,25 @@ def describe_servers(plan: Plan) -> list[str]:
             "can take part: see the weights, or give a server others; keep them to a network of this run's machines"
         )
     return [f"server    {line}" for line in lines]
+
+
+def _approximate(sections: Iterable[EngineSection]) -> list[str]:
+    """What follows of options that a launched server is given."""
+    lines = []
+    for section in sections:
+        given = {name.replace("-", "_").partition(".")[0]: value for name, value in section.args.items()}
+        kept_in = given.get("kv_cache_dtype", "auto")
+        if kept_in not in _WHOLE:
+            lines.append(
+                f"kv_cache_dtype {kept_in}: keys and values are rounded, which the swap check may not see; log-probs "
+                "are of what was sampled with these, further from the trainer's, and importance weights correct for it"
+            )
+        if any(name.startswith(_DRAFTS) for name in given):
+            lines.append(
+                "speculative decoding is not tried here: a draft model keeps the weights that it was started with, so "
+                "fewer of its tokens are taken as the policy moves away from them"
+            )
+    return [*dict.fromkeys(lines)]
 
 
 def _coarse_check(config: TrainConfig) -> list[str]:

@@ -29,7 +29,6 @@ _OURS: dict[str, SetBy | NotGiven] = {
     "incremental_streaming_output": NotGiven("each chunk has what is new"),
     "stream_interval": NotGiven("tokens come as they are sampled"),
     "weight_version": NotGiven("versions are Headrace's"),
-    "load_format": NotGiven("weights come as safetensors"),
     "api_key": NotGiven("its worker is the only client"),
     "admin_api_key": NotGiven("its worker is the only client"),
     "tokenizer_worker_num": NotGiven("one process tells what came of all requests"),

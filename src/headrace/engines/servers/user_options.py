@@ -31,16 +31,46 @@ class NotGiven:
         return f"is not to be given: {self.why}"
 
 
+_ROUNDED = NotGiven("weights are rounded once they are loaded, which the swap check takes for a fault")
+_ANOTHER = NotGiven("it would be another model than the one that is trained")
+_SAMPLED = NotGiven("what is sampled would not be the policy's own")
+_OLD_CACHE = NotGiven("keys and values of older weights may come back from where it keeps them")
+_ADAPTERS = NotGiven("all weights are trained, and no request names an adapter")
+UNSOUND: Mapping[str, NotGiven] = {
+    "load_format": NotGiven("version 0 is what is loaded from model.path, as safetensors"),
+    "quantization": _ROUNDED,
+    "quantization_config": _ROUNDED,
+    "modelopt_quant": _ROUNDED,
+    "hf_overrides": _ANOTHER,
+    "hf_config_path": _ANOTHER,
+    "json_model_override_args": _ANOTHER,
+    "revision": _ANOTHER,
+    "enable_lora": _ADAPTERS,
+    "lora_paths": _ADAPTERS,
+    "logits_processors": _SAMPLED,
+    "preferred_sampling_params": _SAMPLED,
+    "speculative_accept_threshold_single": _SAMPLED,
+    "speculative_accept_threshold_acc": _SAMPLED,
+    "kv_transfer_config": _OLD_CACHE,
+    "hicache_storage_backend": _OLD_CACHE,
+    "enable_lmcache": _OLD_CACHE,
+}
+"""Options of vLLM and SGLang under which tokens, log-probs or versions would not be what they are taken for. Version 0
+is served as the server has loaded it, and no check has looked at it."""
+
+
 def user_options(launch: ServerLaunch, ours: Mapping[str, SetBy | NotGiven]) -> dict[str, object]:
-    """By the server's names. `ours`: those that are not the user's to give. Raises ConfigError."""
+    """By the server's names. `ours`: those that are not the user's to give, beside UNSOUND. Raises ConfigError."""
+    ours = {**UNSOUND, **ours}
     given = {name.replace("-", "_"): value for name, value in launch.args.items()}
     for name, value in given.items():
         if value is None:
             raise ConfigError(f"engine.args.{name} is null, which is no value of an option; give one, or leave it out")
-        if name in ours:
-            raise ConfigError(f"engine.args.{name} {ours[name]}; leave it out")
+        option = name.partition(".")[0]  # vLLM takes OPTION.KEY for a key of what the option has
+        if option in ours:
+            raise ConfigError(f"engine.args.{name} {ours[option]}; leave it out")
         for full in ours:
-            if full.startswith(name):  # which the server would take for it
+            if full.startswith(option):  # which the server would take for it
                 raise ConfigError(f"engine.args.{name} is short for {full}, which {ours[full]}; leave it out")
     return given
 
