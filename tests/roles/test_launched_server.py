@@ -16,7 +16,7 @@ import pytest
 from aiohttp import ClientSession, web
 
 from headrace.config.errors import ConfigError
-from headrace.engines.protocol import EngineError
+from headrace.engines.protocol import EngineError, SwapMode
 from headrace.engines.servers.dialect import Expected
 from headrace.engines.servers.engine import Limits
 from headrace.engines.servers.kinds import KINDS, ServerKind
@@ -27,10 +27,12 @@ from headrace.roles.workers.server_engine import ServerEngineWorker, ServerSpec,
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.ports import free_ports
 from headrace.runtime.workers import Placement, WorkerError
+from headrace.weights.plane import WeightOffer
 from headrace.weights.swap_check import check_tokens
+from headrace.weights.version import Version
 
 SERVER = """
-import http.server, mmap, subprocess, sys
+import http.server, mmap, socket, subprocess, sys
 held = []
 subprocess.Popen(["core::sleeper", "-c", "import time; time.sleep(60)"], executable=sys.executable)
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -39,6 +41,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             file = open("/dev/shm/" + self.path.removeprefix("/share/"), "w+b")
             file.truncate(4096)
             held.append(mmap.mmap(file.fileno(), 4096) if "mapped" in self.path else file)
+        if self.path.startswith("/listen/"):
+            held.append(socket.create_server((self.path.removeprefix("/listen/"), 0)))
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"{}")
@@ -49,6 +53,22 @@ http.server.HTTPServer((sys.argv[2], int(sys.argv[1])), Handler).serve_forever()
 class Met(VllmDialect):
     async def meet(self, expected: Expected) -> None:
         pass
+
+
+class Taking(Met):
+    """A version: its server listens then where the offer's address says."""
+
+    async def sampled(self) -> int | None:
+        return None
+
+    async def pause(self, mode: SwapMode) -> None:
+        pass
+
+    async def resume(self) -> None:
+        pass
+
+    async def load(self, offer: WeightOffer, name: str) -> None:
+        await self._http.call("GET", f"/listen/{offer.address}", what="to listen", seconds=20.0)
 
 
 KIND = ServerKind(
@@ -118,9 +138,10 @@ def with_server(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     test: Callable[[ServerEngineWorker, psutil.Process], Awaitable[None]],
+    kind: ServerKind = KIND,
 ) -> None:
     """`test`: called with the worker of one that is up, and its core; then both end."""
-    monkeypatch.setattr(server_engine, "KINDS", {**KINDS, "small": KIND})
+    monkeypatch.setattr(server_engine, "KINDS", {**KINDS, "small": kind})
 
     async def main() -> None:
         runtime = InlineRuntime()
@@ -135,6 +156,25 @@ def with_server(
             await runtime.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_one_that_other_machines_may_reach_once_it_took_weights_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    async def test(worker: ServerEngineWorker, core: psutil.Process) -> None:
+        offer = WeightOffer(Version(0, 1), "memory", host, None)
+        if host == "127.0.0.1":
+            await worker.update(offer, SwapMode.RECOMPUTE)
+            assert worker.state().failure is None
+            return
+        with pytest.raises(ConfigError, match=r"listens at 0\.0\.0\.0:\d+, which other machines may reach"):
+            await worker.update(offer, SwapMode.RECOMPUTE)
+        assert "which other machines may reach" in str(worker.state().failure)
+        core.wait(5.0)
+
+    taking = replace(KIND, dialect=lambda http, vocab_size, services, sender: Taking(http, vocab_size))
+    with_server(tmp_path, monkeypatch, test, taking)
 
 
 def test_one_that_lost_its_core_is_dead_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

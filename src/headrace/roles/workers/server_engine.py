@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.config.errors import ConfigError
-from headrace.engines.protocol import EngineError
+from headrace.engines.protocol import EngineError, SwapMode, SwapReport
 from headrace.engines.remote_types import ENGINE_TYPES
 from headrace.engines.servers.dialect import Dialect, Expected
 from headrace.engines.servers.engine import Limits, ServerEngine
@@ -79,6 +79,7 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
         self._http: ServerHttp | None = None
         self._sender: WeightSender | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._has_swapped = False
 
     async def start(self, is_behind: bool = False) -> None:
         """See `EngineHost.start`. Raises ConfigError, EngineError."""
@@ -108,6 +109,20 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
         await super().start(is_behind)
         if self._server is not None:
             self._watching = self._services.spawn(self._watch(self._server), "the server's end")
+
+    async def update(self, offer: WeightOffer, mode: SwapMode) -> SwapReport | None:
+        """See `EngineHost.update`. The first one has a launched server open what weights come by: one that listens
+        beyond loopback from then on is ended. Raises ConfigError of that too."""
+        report = await super().update(offer, mode)
+        if report is not None and self._server is not None and not self._has_swapped:
+            self._has_swapped = True
+            try:
+                self._require_loopback(self._server)
+            except ConfigError as error:
+                self._engine.fail(error)
+                self._news.set()
+                raise
+        return report
 
     async def _up(self) -> Dialect:
         """The server, launched if it is ours. Raises ConfigError, EngineError."""
