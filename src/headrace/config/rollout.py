@@ -70,8 +70,8 @@ class RolloutConfig(Section):
     """`function`: which of the groups that it adds together are trained: a function of yours, `path.py:function`, that
     is given them as a list, and returns some of them."""
     mask_continued: bool = False
-    """`function`: of a group that is gone on with, tokens that older weights than the present ones had sampled are left
-    out of the loss. They are trained unless set, as far as `async.max_staleness` lets them."""
+    """`function`: of a sample that is gone on with, tokens that older weights than the present ones had sampled are
+    left out of the loss. They are trained unless set, as far as `async.max_staleness` lets them."""
     environment: str | None = None
     """`multi_turn`: the environment class, `path.py:Class`."""
     max_turns: int = Field(default=8, ge=1)
