@@ -961,6 +961,28 @@ def test_a_pinned_version_is_held() -> None:
     on(test)
 
 
+def test_no_version_is_held_of_a_server_that_is_taking_another_or_rests() -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        swapping = asyncio.ensure_future(engine.update(Offers(1), SwapMode.RECOMPUTE))
+        await runtime.clock.sleep(STEP_S)
+        with pytest.raises(EngineError, match="a server has no version to be held: it is to take a new one first"):
+            engine.pin()
+        await engine.settled(0.1)
+        assert not swapping.done()
+        await engine.settled(60.0)
+        await swapping
+        held = engine.pin()
+        assert held.version == engine.version == Version(0, 1)
+        held.release()
+        server.faults = [WeightError("damaged")]
+        with pytest.raises(WeightError, match="damaged"):
+            await engine.update(Offers(2), SwapMode.RECOMPUTE)
+        with pytest.raises(EngineError, match="no version to be held"):
+            engine.pin()
+
+    on(test, load_s=1.0)
+
+
 def test_that_a_version_is_held_for_long_is_told_as_that_by_another_process_too() -> None:
     """It is no fault of the weights, and none of the engine: both go on."""
 

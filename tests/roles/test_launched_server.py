@@ -177,6 +177,31 @@ def test_one_that_other_machines_may_reach_once_it_took_weights_is_ended(
     with_server(tmp_path, monkeypatch, test, taking)
 
 
+def test_whoever_wants_a_version_to_be_held_that_is_just_replaced_hears_so_once_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not that it is held."""
+    comes = asyncio.Event()
+
+    class Slow(Taking):
+        async def load(self, offer: WeightOffer, name: str) -> None:
+            await comes.wait()
+
+    async def test(worker: ServerEngineWorker, core: psutil.Process) -> None:
+        offer = WeightOffer(Version(0, 1), "memory", "", None)
+        taking = asyncio.ensure_future(worker.update(offer, SwapMode.RECOMPUTE))
+        pinning = asyncio.ensure_future(worker.pin("evaluator", Version(0, 0)))
+        await asyncio.wait([pinning], timeout=0.2)
+        assert not pinning.done()
+        comes.set()
+        with pytest.raises(EngineError, match="the engine has v1, and v0 was to be held"):
+            await pinning
+        await taking
+
+    taking = replace(KIND, dialect=lambda http, vocab_size, services, sender: Slow(http, vocab_size))
+    with_server(tmp_path, monkeypatch, test, taking)
+
+
 def test_one_that_lost_its_core_is_dead_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own process serves on, and says that it is well."""
 

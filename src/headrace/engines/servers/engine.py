@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from headrace.engines.held_version import Pin, Pins, is_to_take
@@ -209,8 +210,21 @@ class ServerEngine:
         """See `sleep`: it is awake."""
 
     def pin(self) -> Pin:
+        """See `Engine.pin`. Raises EngineError also while it takes a version, or rests."""
         self._liveness.check()
+        if not self._weights.serves:
+            raise EngineError(f"{self.dialect.name} has no version to be held: it is to take a new one first")
         return self._pins.pin(self.version)
+
+    async def settled(self, seconds: float) -> None:
+        """Once it takes no version, it has died, or so many `seconds` have passed."""
+        with suppress(WaitTimeout):
+            await self._changed.wait_until(
+                lambda: not self._weights.is_swapping or self._liveness.has_ended,
+                self._services.clock,
+                seconds,
+                lambda: "new weights",
+            )
 
     def kill(self, reason: str) -> None:
         """Serve nothing more, as if the server had ended by `reason`."""

@@ -25,11 +25,14 @@ from headrace.runtime.workers import Host
 from headrace.weights.newest_offer import Offered
 from headrace.weights.plane import WeightError, WeightOffer, WeightReceiver
 from headrace.weights.seen import CPU
+from headrace.weights.version import Version
 
 _LOOK_S = 0.25
 _ATTACHED_S = 60.0
 """In which a server that runs already has to answer."""
 _NO_SUCH = (404, 405)
+_SWAP_S = 60.0
+"""That whoever wants a version to be held waits while a newer one is taken."""
 _PORTS = 3
 """That are tried: somebody else may take one that was free."""
 
@@ -123,6 +126,11 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
                 self._news.set()
                 raise
         return report
+
+    async def pin(self, client: str, version: Version) -> int:
+        """See `EngineHost.pin`. While it takes a version it holds none, and that is over soon, as a rule."""
+        await self._engine.settled(_SWAP_S)
+        return await super().pin(client, version)
 
     async def _up(self) -> Dialect:
         """The server, launched if it is ours. Raises ConfigError, EngineError."""
