@@ -790,6 +790,24 @@ def test_the_first_token_of_all_has_longer_unless_the_limit_is_given(
     run_virtually(main)
 
 
+def test_one_that_dies_just_as_it_has_paused_is_asked_for_no_load() -> None:
+    """Nor waited for: such a call may be held."""
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        async def sampled() -> int | None:
+            asyncio.get_running_loop().call_soon(engine.kill, "its core is gone")
+            return server.count
+
+        server.sampled = sampled  # type: ignore[method-assign]
+        began = runtime.clock.now()
+        with pytest.raises(EngineError, match="the engine died: its core is gone"):
+            await engine.update(Offers(1), SwapMode.RECOMPUTE)
+        assert server.calls == ["pause recompute"]
+        assert runtime.clock.now() - began < 1.0
+
+    on(test, hangs=True)
+
+
 def test_what_it_says_of_itself_may_be_anything_and_its_health_is_looked_at_all_the_same() -> None:
     async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
         async def fares() -> ServerLoad | None:

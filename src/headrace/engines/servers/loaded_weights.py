@@ -102,7 +102,9 @@ class LoadedWeights:
         """Raises EngineError once the server is dead, whatever it still owes."""
         task = self._at_work = asyncio.ensure_future(work)
         try:
-            return await task
+            found = await task
+            self._liveness.check_alive()  # it may have died since the work was done
+            return found
         except asyncio.CancelledError:
             own = asyncio.current_task()
             if own is None or not own.cancelling():
