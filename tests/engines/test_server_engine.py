@@ -979,6 +979,22 @@ def test_a_pinned_version_is_held() -> None:
     on(test)
 
 
+def test_no_version_is_held_for_whoever_has_left_meanwhile() -> None:
+    """Nobody would let go of it, and no update could ever come."""
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        host = Host(engine, runtime)
+        outputs = host.outputs("evaluator")
+        await anext(outputs)
+        await host.pin("evaluator", INITIAL)
+        await outputs.aclose()
+        with pytest.raises(EngineError, match="evaluator has no stream of outputs open"):
+            await host.pin("evaluator", INITIAL)
+        assert await engine.update(Offers(1), SwapMode.RECOMPUTE) is not None
+
+    on(test)
+
+
 def test_no_version_is_held_of_a_server_that_is_taking_another_or_rests() -> None:
     async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
         swapping = asyncio.ensure_future(engine.update(Offers(1), SwapMode.RECOMPUTE))

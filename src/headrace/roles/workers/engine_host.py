@@ -162,9 +162,11 @@ class EngineHost(Generic[E]):
 
     async def pin(self, client: str, version: Version) -> int:
         """Hold `version` until it is released by the number that is returned, or the client's stream ends. Raises
-        EngineError if the engine has another."""
+        EngineError if the engine has another, or the stream has ended."""
         if self._engine.version != version:
             raise EngineError(f"the engine has {self._engine.version}, and {version} was to be held")
+        if client not in self._clients:
+            raise EngineError(f"{client} has no stream of outputs open: nobody would let go of {version}")
         number = next(self._numbers)
         self._pins[client, number] = self._engine.pin()
         return number
