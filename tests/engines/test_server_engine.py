@@ -790,6 +790,39 @@ def test_the_first_token_of_all_has_longer_unless_the_limit_is_given(
     run_virtually(main)
 
 
+@pytest.mark.parametrize(("part", "calls"), [("sampled", 2), ("score", 1)])
+def test_an_update_that_is_cancelled_between_its_parts_leaves_nobody_to_wait_and_hands_out_no_token_of_it(
+    part: str, calls: int
+) -> None:
+    """Just when the server has paused, and just when the check of what it loaded has passed: by the last of so many
+    calls."""
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        reading = asyncio.ensure_future(read(engine, request(tokens=40)))
+        await runtime.clock.sleep(3.5 * STEP_S)
+        updating = asyncio.ensure_future(engine.update(Offers(1), SwapMode.KEEP))
+        whole, left = getattr(server, part), [None] * calls
+
+        async def last(*asked: Any) -> Any:
+            found = await whole(*asked)
+            left.pop()
+            if not left:
+                asyncio.get_running_loop().call_soon(updating.cancel)
+            return found
+
+        setattr(server, part, last)
+        with pytest.raises(asyncio.CancelledError):
+            await updating
+        setattr(server, part, whole)
+        later = asyncio.ensure_future(read(engine, request("s", 3)))
+        await runtime.clock.sleep(2 * STEP_S)
+        assert await engine.update(Offers(2), SwapMode.KEEP) is not None
+        assert set(versions(await reading)) <= {0, 2}
+        assert versions(await later) == [2, 2, 2]
+
+    on(test)
+
+
 def test_one_that_dies_just_as_it_has_paused_is_asked_for_no_load() -> None:
     """Nor waited for: such a call may be held."""
 

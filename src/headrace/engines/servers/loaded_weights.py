@@ -87,11 +87,21 @@ class LoadedWeights:
             finally:
                 self.stall_s += self._clock.now() - began
             self._in_flight.version, self.rests = version, False
+        except BaseException:
+            self._leave()
+            raise
         finally:
             self.is_swapping = False
             self._changed.notify()
         self._in_flight.release()
         return SwapReport(version, self._clock.now() - began, 0.0, 0, interrupted)
+
+    def _leave(self) -> None:
+        """Whatever breaks a swap off, cancellation between two of its parts included: what is left paused rests, and of
+        what goes on with weights that are of no version nothing is handed out."""
+        self.rests = self.rests or self.is_paused
+        if self.rests and not self.is_paused:
+            self._in_flight.refuse()
 
     def break_off(self) -> None:
         """The server is dead: whoever awaits something of it hears so."""
