@@ -88,6 +88,16 @@ def test_one_that_fits_is_met() -> None:
     meet(server({}, **{GENERATE: {"choices": [without_top()]}}), truncates=False)
 
 
+def test_the_first_token_of_all_may_take_as_long_as_what_is_compiled_for_it() -> None:
+    class Slow(Told):
+        async def call(self, method: str, path: str, body: Any = None, **how: Any) -> Any:
+            if path == GENERATE and body and how["seconds"] < 240:
+                raise ServerGone("waited for a first token; giving up")
+            return await super().call(method, path, body, **how)
+
+    meet(Slow(server({}).answers))
+
+
 def test_one_that_is_paused_is_asked_for_no_token() -> None:
     """It would hold the request; and what it has may never have been whole."""
     http = server({}, **{"/is_paused": {"is_paused": True}})

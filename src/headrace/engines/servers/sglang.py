@@ -30,6 +30,7 @@ from headrace.engines.servers.sglang_told import (
 )
 from headrace.engines.servers.weight_sender import WeightSender
 from headrace.engines.servers.window import ServerLoad
+from headrace.runtime.progress import FIRST_S
 from headrace.runtime.protocol import Services
 from headrace.weights.model_folder import model_folder
 from headrace.weights.plane import WeightError, WeightOffer
@@ -143,7 +144,7 @@ class SglangDialect:
             "sampling_params": sampling,
             **asked,
         }
-        return await self._http.call("POST", "/generate", body, what="a first token", seconds=_CALL_S)
+        return await self._http.call("POST", "/generate", body, what="a first token", seconds=FIRST_S)
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[Piece]:
         """See `Dialect.stream`. Raises RequestError for what the server says is a bad request."""

@@ -29,6 +29,7 @@ from headrace.engines.servers.vllm_told import (
 )
 from headrace.engines.servers.weight_sender import STILL_S, WeightSender, chunks
 from headrace.engines.servers.window import ServerLoad
+from headrace.runtime.progress import FIRST_S
 from headrace.runtime.together import together
 from headrace.weights.plane import BUCKET_BYTES, WeightError, WeightOffer
 
@@ -143,7 +144,7 @@ class VllmDialect:
         )
         body = {**self._body(asked), "stream": False}
         try:
-            answer = await self._http.call("POST", _GENERATE, body, what="a first token", seconds=_CALL_S)
+            answer = await self._http.call("POST", _GENERATE, body, what="a first token", seconds=FIRST_S)
         except ServerRefused as error:
             raise ConfigError(f"{where} does not give a first token: {error}") from error
         require_answers(answer, top_k, where)
