@@ -6,9 +6,11 @@ import errno
 import os
 import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
@@ -20,7 +22,6 @@ from headrace.runtime.wire.wire_types import WireTypes
 if TYPE_CHECKING:
     from headrace.runtime.ray.refs import ActorRefs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 _STORE = 80 << 20
 _SPACE = "full"
 _NOTHING_TO_DISK = {"automatic_object_spilling_enabled": False, "local_fs_capacity_threshold": 0.0}
@@ -52,6 +53,8 @@ def small_store(ray_environment: Mapping[str, str]) -> Iterator[None]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 @pytest.mark.usefixtures("small_store")
 def test_what_has_no_room_is_lost_and_the_next_one_that_is_put_says_so() -> None:
     import ray
@@ -88,3 +91,47 @@ def _next_failure(refs: ActorRefs) -> OSError:
             return error
         time.sleep(0.1)
     raise AssertionError("nothing was told")
+
+
+class FullRay:
+    """What `ActorRefs` asks of Ray. The first object goes in, once it is let; then there is no room."""
+
+    def __init__(self) -> None:
+        self.freed: list[tuple[str, int]] = []
+        self.begun, self.let = threading.Event(), threading.Event()
+
+    def get_actor(self, name: str, namespace: str) -> Any:
+        return SimpleNamespace(keep=_Called(lambda *_: None), free=_Called(self.freed.extend))
+
+    def put(self, boxes: Sequence[Any]) -> object:
+        from ray.exceptions import ObjectStoreFullError
+
+        if self.begun.is_set():
+            raise ObjectStoreFullError("no room")
+        self.begun.set()
+        assert self.let.wait(10)
+        return object()
+
+
+class _Called:
+    def __init__(self, remote: Callable[..., None]) -> None:
+        self.remote = remote
+
+
+@pytest.mark.usefixtures("ray_imported")
+def test_what_is_freed_in_the_moment_of_a_put_without_room_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.runtime.ray import refs as module
+
+    ray = FullRay()
+    monkeypatch.setattr(module, "ray", ray)
+    refs = module.ActorRefs("rollout/0", 0, WireTypes(), _SPACE)
+    try:
+        kept = refs.put({"one": 1})
+        assert ray.begun.wait(10)
+        refs.put({"two": 2})
+        refs.free(kept)
+        ray.let.set()
+        _next_failure(refs)
+        assert ray.freed == [(kept.keeper, kept.number)]
+    finally:
+        refs.close()

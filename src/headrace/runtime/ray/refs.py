@@ -209,11 +209,11 @@ class ActorRefs:
                 self._changed.wait_for(lambda: self._bytes >= _BUNDLE or self._closed, _MOMENT_S)
                 bundle, freed = dict(self._waiting), [*self._freed]
             try:
+                if freed:  # first: it may be the room that what was put is in want of
+                    self._shelf.free.remote(freed)
                 if bundle:
                     held = ray.put([*bundle.values()])
                     self._shelf.keep.remote(self._keeper, [*bundle], [held])
-                if freed:
-                    self._shelf.free.remote(freed)
             except (ObjectStoreFullError, OutOfDiskError):  # the disk's, if it may go there
                 size = sum(map(_size, bundle.values()))
                 why = (
