@@ -8,15 +8,19 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 from runtime_worker_kinds import Probe, Spec
 
 from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.workers import Placement, Silence, WorkerLost
 
 _SILENT_S = 4.0
+_THERE = "0f" * 28
 _WHERE = Placement(process=True, deadline_s=60, silence=Silence(100.0, "rollout.block_timeout_s"))
 
 
@@ -82,3 +86,57 @@ def test_who_blocks_its_loop_stays_and_all_on_a_machine_that_is_silent_are_lost(
         await until(lambda: not pulses_here())
 
     asyncio.run(main())
+
+
+class OneFails:
+    """A Ray that cannot make the first actor; the next one answers once."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.beats = 0
+        self.beat = SimpleNamespace(remote=self._answer)
+
+    def remote(self, kind: type) -> Any:
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._make))
+
+    def kill(self, actor: Any, no_restart: bool) -> None:
+        pass
+
+    def _make(self) -> OneFails:
+        from ray.exceptions import RpcError
+
+        self.made += 1
+        if self.made == 1:
+            raise RpcError("no answer")
+        return self
+
+    def _answer(self) -> asyncio.Future[None]:
+        answer = asyncio.get_running_loop().create_future()
+        self.beats += 1
+        if self.beats == 1:
+            answer.set_result(None)
+        return answer
+
+
+@pytest.mark.usefixtures("ray_imported")
+def test_a_pulse_that_could_not_be_made_is_made_once_its_machine_answers_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from headrace.runtime.ray import pulses
+
+    ray = OneFails()
+    monkeypatch.setattr(pulses, "ray", ray)
+    monkeypatch.setattr(pulses, "here", lambda: "elsewhere")
+
+    async def main(runtime: VirtualRuntime) -> None:
+        watched = pulses.Pulses(runtime)
+        for _ in range(20):
+            watched.watch(_THERE)
+            await runtime.clock.sleep(0.5)
+        assert ray.made == 2
+        silent = watched.silent_s(_THERE)
+        await runtime.clock.sleep(30.0)
+        assert 25.0 < watched.silent_s(_THERE) - silent <= 30.0
+        await watched.close()
+
+    run_virtually(main)

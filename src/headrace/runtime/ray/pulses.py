@@ -67,14 +67,16 @@ class Pulses:
             await asyncio.wait(watching, timeout=_END_S)
 
     async def _watch(self, node: str) -> None:
-        pulse = await to_the_end(self._services.compute(_LANE, _begun, node))
+        pulse: Any = None
         try:
+            pulse = await to_the_end(self._services.compute(_LANE, _begun, node))
             await self._listen(node, pulse)
-        except RayError:  # it has ended
+        except RayError:  # it has ended, or could not be made
             self._silent_s[node] = 0.0
         except asyncio.CancelledError:
-            with suppress(RayError):
-                ray.kill(pulse, no_restart=True)
+            if pulse is not None:
+                with suppress(RayError):
+                    ray.kill(pulse, no_restart=True)
             raise
         await self._services.clock.sleep(_AGAIN_S)
         self._watching.pop(node, None)
