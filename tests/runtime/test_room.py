@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.runtime.asked_of_nodes import AskedOfNodes
+from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.node_check import Asked, NodeUnfit, look
 from headrace.runtime.placing import Bundle, Claim, Node, NoRoom, Team, Teams, kind_of
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
@@ -228,6 +230,34 @@ def test_all_that_wait_for_room_do_so_at_once(reserved: Reserve) -> None:
         assert runtime.clock.now() == 3
 
     run_virtually(main)
+
+
+def test_no_room_stays_with_a_run_that_ends_while_it_takes_some(reserved: Reserve) -> None:
+    begun, let = threading.Event(), threading.Event()
+
+    class Slow(Cluster):
+        def group(self, *asked: Any, **options: Any) -> Group:
+            if self.looks:
+                begun.set()
+                assert let.wait(10)
+            return super().group(*asked, **options)
+
+    cluster = Slow({"a": "A"})
+    reservations = reserved(cluster, team(["engine/0"]))
+    cluster.machines = {"b": "B"}
+
+    async def main() -> None:
+        runtime = InlineRuntime()
+        taking = asyncio.ensure_future(reservations.options("engine/0", runtime))
+        await asyncio.to_thread(begun.wait, 10)
+        closing = asyncio.ensure_future(asyncio.to_thread(reservations.close))
+        await asyncio.wait([closing], timeout=0.1)
+        let.set()
+        await asyncio.wait([taking, closing])
+        await runtime.close()
+
+    asyncio.run(main())
+    assert cluster.groups == []
 
 
 def test_a_node_that_goes_while_it_is_chosen_is_unfit(

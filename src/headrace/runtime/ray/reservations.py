@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -98,6 +99,9 @@ class Reservations:
         self._had_room = {worker for team in teams.teams for bundle in team.bundles for worker in bundle.workers}
         """Who is given room from the start, or had some since."""
         self._turn = asyncio.Lock()
+        self._taking = threading.Lock()
+        """Room is taken by one thread, and given back for good by another."""
+        self._closed = False
 
     def begin(self) -> list[Placed]:
         """Reserve for all workers that there are from the start. Blocking. Raises NoRoom, NodeUnfit."""
@@ -159,10 +163,12 @@ class Reservations:
             _remove(reserved.group)
 
     def close(self) -> None:
-        """Blocking."""
-        for reserved in self._reserved.values():
-            _remove(reserved.group)
-        self._reserved.clear()
+        """Nothing is reserved any more, also by whoever is at it. Blocking, until that one sees it."""
+        self._closed = True
+        with self._taking:
+            for reserved in self._reserved.values():
+                _remove(reserved.group)
+            self._reserved.clear()
 
     def _kept(self, worker: str, bundle: Bundle, team: Team) -> _Reserved | None:
         """What is reserved for it, if that stands; of one that has to be with others, if theirs does too."""
@@ -259,22 +265,26 @@ class Reservations:
         made: list[_Reserved] = []
         workers = [each.bundle.workers for each in found]
         kept = [each.placed for each in self._reserved.values() if each.bundle.workers not in workers]
-        with ExitStack() as undo:
-            for each in numbered(found, kept):
-                reserved = self._reserve(each)
-                undo.callback(_remove, reserved.group)
-                made.append(reserved)
-            undo.pop_all()
-        for reserved in made:
-            node = reserved.node
-            seat = Seat(names.get(node, node), node == here, reserved.placed.devices)
-            self._seats |= dict.fromkeys(reserved.bundle.workers, seat)
-            before = self._reserved.get(reserved.bundle.workers)
-            self._reserved[reserved.bundle.workers] = reserved
-            if before is not None:
-                _remove(before.group)
+        with self._taking:
+            with ExitStack() as undo:
+                for each in numbered(found, kept):
+                    reserved = self._reserve(each)
+                    undo.callback(_remove, reserved.group)
+                    made.append(reserved)
+                undo.pop_all()
+            for reserved in made:
+                node = reserved.node
+                seat = Seat(names.get(node, node), node == here, reserved.placed.devices)
+                self._seats |= dict.fromkeys(reserved.bundle.workers, seat)
+                before = self._reserved.get(reserved.bundle.workers)
+                self._reserved[reserved.bundle.workers] = reserved
+                if before is not None:
+                    _remove(before.group)
 
     def _reserve(self, found: Placed) -> _Reserved:
+        """Raises NoRoom."""
+        if self._closed:
+            raise NoRoom("the run has given its room back")
         bundle = found.bundle
         asked = {"CPU": bundle.cpus, **({self._teams.device: bundle.devices} if bundle.devices else {})}
         group = placement_group([asked], bundle_label_selector=[{_NODE_LABEL: found.node}])
