@@ -108,6 +108,14 @@ def test_a_shortage_is_named() -> None:
     assert "Lower devices or cpus in cluster.place, have fewer workers" in told
 
 
+def test_a_shortage_tells_what_is_left_in_parts_of_devices() -> None:
+    with pytest.raises(NoRoom) as shortage:
+        placed([team("engine", 2, 0.7), team("reward", 1, 0.5)], [A, node("c", 3, 0.5)])
+    told = str(shortage.value)
+    assert "no node has room for reward/0, which ask for 0.5 GPU and 1 CPU" in told
+    assert "a 2 GPU and 8 CPU, of which 0.6 (0.3 + 0.3) and 6 are left; c 3 GPU and 0.5 CPU, of which 3 and 0.5" in told
+
+
 def test_one_that_comes_later_is_as_the_others_of_its_kind() -> None:
     teams = Teams((team("engine", 1, 1),), {"engine": team("engine", 1, 1)})
     more = teams.team_of("engine/7")

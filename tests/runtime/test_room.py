@@ -32,7 +32,7 @@ class Group:
     cpus: float
 
     def wait(self, seconds: float) -> bool:
-        return self.cluster.free(self.node) >= 0
+        return self.cluster.free(self.node) >= 0 and self.node not in self.cluster.in_parts
 
 
 @dataclass
@@ -49,6 +49,8 @@ class Cluster:
     """A node, and for how many seconds it does not answer a scout."""
     unfit_for: dict[tuple[str, str], str] = field(default_factory=dict)
     """By node and kind, in which words."""
+    in_parts: set[str] = field(default_factory=set)
+    """Nodes that have as much as they tell, but not in one piece."""
 
     def free(self, node: str) -> float:
         taken = sum(each.cpus for each in self.groups if each.node == node)
@@ -195,6 +197,23 @@ def test_a_node_is_unfit_for_a_kind_of_workers_and_for_a_while(reserved: Reserve
         await runtime.clock.sleep(5)
         cluster.unfit_for.clear()
         assert await waiting == "b"
+
+    run_virtually(main)
+
+
+def test_who_is_not_given_what_a_node_seemed_to_have_goes_to_another(reserved: Reserve) -> None:
+    cluster = Cluster({"a": "A"})
+    reservations = reserved(cluster, team(["engine/0"]))
+    cluster.machines, cluster.in_parts = {"b": "B"}, {"b"}
+
+    async def main(runtime: VirtualRuntime) -> None:
+        with pytest.raises(
+            NoRoom, match=r"unfit: the room for engine/0 on the node b was taken by somebody else, or th"
+        ):
+            await reservations.options("engine/0", runtime)
+        cluster.machines |= {"c": "C"}
+        assert await reservations.options("engine/0", runtime) == "c"
+        assert [each.node for each in cluster.groups] == ["c"]
 
     run_virtually(main)
 

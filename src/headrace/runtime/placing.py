@@ -217,8 +217,8 @@ class _Search:
         self._on_one = on_one
         self._taken: list[_Choice] = []
         self._failed: set[object] = set()
-        self.short: tuple[Bundle, list[tuple[float, float]]]
-        """The first one that had no place, and the devices and processors that each node had left then."""
+        self.short: tuple[Bundle, list[tuple[tuple[float, ...], float]]]
+        """The first one that had no place, and of each node what it had left then of each device, and of processors."""
 
     def found(self) -> list[Placed] | None:
         """None if there is no room for all, or it would take too long to find."""
@@ -252,7 +252,7 @@ class _Search:
         each = self._wanted[len(self._taken)]
         fits = [(left, choices) for left in self._left if (choices := left.choices(each.bundle))]
         if not fits and not self._failed:
-            self.short = each.bundle, [(sum(left.devices), left.cpus) for left in self._left]
+            self.short = each.bundle, [(tuple(left.devices), left.cpus) for left in self._left]
         if (home := self._home(each)) is not None:
             fits = [(left, choices) for left, choices in fits if left is home]
         has: dict[str, int] = {}
@@ -335,14 +335,19 @@ class _Left:
 
 
 def _shortage(
-    bundle: Bundle, left: Sequence[tuple[float, float]], teams: Sequence[Team], nodes: Sequence[Node], device: str
+    bundle: Bundle,
+    left: Sequence[tuple[Sequence[float], float]],
+    teams: Sequence[Team],
+    nodes: Sequence[Node],
+    device: str,
 ) -> str:
     asked: dict[str, list[Claim]] = {}
     for claim in (claim for team in teams for each in team.bundles for claim in each.claims):
         asked.setdefault(kind_of(claim.worker), []).append(claim)
     roles = "; ".join(f"{role} {len(claims)} x ({amount(claims[0], device)})" for role, claims in asked.items())
     have = "; ".join(
-        f"{node.name} {sum(node.devices):g} {device} and {node.cpus:g} CPU, of which {devices:g} and {cpus:g} are left"
+        f"{node.name} {sum(node.devices):g} {device} and {node.cpus:g} CPU, "
+        f"of which {_sum(devices)} and {cpus:g} are left"
         for node, (devices, cpus) in zip(nodes, left, strict=True)
     )
     wanted = f"{bundle.devices:g} {device} and {bundle.cpus:g} CPU"
@@ -351,6 +356,13 @@ def _shortage(
         f"no node has room for {' + '.join(bundle.workers)}, which ask for {wanted}{more}. The run asks for: {roles}. "
         f"The cluster has free: {have or 'no node'}"
     )
+
+
+def _sum(devices: Sequence[float]) -> str:
+    """As `1.5`; as `1.2 (0.6 + 0.6)` where no device has all of it, and one at least has a part."""
+    parts = [round(free, 4) for free in devices if free > _GRAIN]
+    told = f"{sum(parts):g}"
+    return told if len(parts) < 2 or min(parts) == 1 else f"{told} ({' + '.join(f'{part:g}' for part in parts)})"
 
 
 def amount(claim: Claim, device: str) -> str:

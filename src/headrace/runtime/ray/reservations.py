@@ -58,6 +58,18 @@ class _Reserved:
         return self.placed.node
 
 
+class _NotGiven(NoRoom):
+    """The cluster has not, where it seemed to have."""
+
+    def __init__(self, found: Placed, device: str) -> None:
+        self.node = found.node
+        parts = f", or is in parts of several devices (Ray tells how much {device} a node has free, not of which)"
+        super().__init__(
+            f"the room for {' + '.join(found.bundle.workers)} on the node {found.node[:8]} was taken by somebody else"
+            f"{parts if found.devices else ''}, or it is lost; look at `ray status`"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Seat:
     """Where a worker is, in the words of people."""
@@ -187,10 +199,12 @@ class Reservations:
         for each in joint:
             if (reserved := self._reserved.get(each.workers)) is not None and reserved.node not in living:
                 _remove(self._reserved.pop(each.workers).group)
-        if not all(each.workers in self._reserved for each in joint):
-            self._unfit = {key: each for key, each in self._unfit.items() if each.until > now()}
+        self._unfit = {key: each for key, each in self._unfit.items() if each.until > now()}
+        while not all(each.workers in self._reserved for each in joint):
             try:
                 self._take(self._alone(bundle, team, now) if len(joint) == 1 else self._on_one(joint, team, now))
+            except _NotGiven as none:
+                self._unfit[none.node, _kinds(joint)] = _Unfit(str(none), now() + _UNFIT_S)
             except NoRoom as none:
                 unfit = [each.words for (_, kinds), each in self._unfit.items() if kinds == _kinds(joint)]
                 if not unfit:
@@ -290,10 +304,7 @@ class Reservations:
         group = placement_group([asked], bundle_label_selector=[{_NODE_LABEL: found.node}])
         if not group.wait(_RESERVED_S):
             _remove(group)
-            raise NoRoom(
-                f"the room for {' + '.join(bundle.workers)} was taken by somebody else, or its node is lost; look at "
-                "`ray status`"
-            )
+            raise _NotGiven(found, self._teams.device)
         return _Reserved(found, group)
 
     def _options(self, worker: str, reserved: _Reserved) -> Options:
