@@ -25,9 +25,11 @@ from headrace.runtime.workers import WorkerLost
 CONFIG = job(algorithm__recipe="ppo", trainer__batches=4, rollout__samples_per_prompt=2)
 
 
-def lost(*columns: float, deaths: tuple[tuple[str, int], ...] = (), config: TrainConfig = CONFIG) -> Outcome:
-    """With rollout workers, which have journals."""
-    training, rollout = TrainingFaults(deaths=deaths), RolloutFaults(workers=2)
+def lost(
+    *columns: float, deaths: tuple[tuple[str, int], ...] = (), config: TrainConfig = CONFIG, workers: int = 2
+) -> Outcome:
+    """`workers`: that play, and have journals; with none the controller plays, and has one."""
+    training, rollout = TrainingFaults(deaths=deaths), RolloutFaults(workers=workers)
     return simulate(config, 3, Faults(training=training, rollout=rollout, columns_lost=columns), limit_s=3_000.0)
 
 
@@ -45,8 +47,9 @@ def lost_at(who: str) -> float:
     return event.at - alone.record.events[0].at
 
 
-def test_columns_that_are_lost_are_computed_again() -> None:
-    found = lost(4.0)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_columns_that_are_lost_are_computed_again(workers: int) -> None:
+    found = lost(4.0, workers=workers)
     assert [life.end for life in found.lives] == ["finished"]
     assert told(found) == ["columns_lost"]
     assert found.took["columns lost"] == 1

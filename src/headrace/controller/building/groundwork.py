@@ -21,6 +21,7 @@ from headrace.experience.flow import Flow
 from headrace.experience.leases import Consumer
 from headrace.experience.recorded_schedule import RecordedSchedule
 from headrace.experience.records.group_journal import GroupJournal
+from headrace.experience.records.restored_refs import RestoredRefs
 from headrace.experience.records.rollouts import quoted
 from headrace.experience.sample import Group
 from headrace.experience.schedule import Schedule
@@ -98,7 +99,7 @@ def lay_groundwork(
     ahead = config.ahead(engines.slots)
     if plan.replay is not None:
         ahead = _BATCHES_READ_AHEAD * max(plan.replay.rollouts.sizes)
-    table = _table(plan, ahead, runtime, hands)
+    table = _table(plan, ahead, store, runtime, hands)
     flow = _flow(plan, ahead, table, store, decode)
     waits, tally, activity = WaitMeter(clock.now), Tally(), Activity()
     spent = TimeSpent(
@@ -157,7 +158,9 @@ def lay_groundwork(
     )
 
 
-def _table(plan: Plan, ahead: int, runtime: Runtime, hands: RolloutHands | None) -> ExperienceTable:
+def _table(
+    plan: Plan, ahead: int, store: RunStore, runtime: Runtime, hands: RolloutHands | None
+) -> ExperienceTable:
     """With a consumer for each stage that leases rows."""
     config = plan.config
     consumers = [
@@ -174,7 +177,7 @@ def _table(plan: Plan, ahead: int, runtime: Runtime, hands: RolloutHands | None)
         group_bytes=largest_group(plan),
         lease_s=_LEASE_TERMS_PER_STALL * config.runtime.stall_timeout_s,
         clock=runtime.clock,
-        refs=runtime.refs if hands is None else hands.refs,
+        refs=RestoredRefs(runtime.refs, store.journal.read) if hands is None else hands.refs,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.experience.columns import put_samples
 from headrace.experience.records.codec import decode_group
-from headrace.runtime.refs import Ref, RefLost, Refs
+from headrace.runtime.refs import FarRefs, Ref, RefLost, Refs
 from headrace.store import JournalOffset
 
 
@@ -45,6 +45,17 @@ class RestoredRefs:
             return self._refs.get(self._instead.get(ref, ref), names)
         except RefLost:
             return self._refs.get(self.restored(ref), names)
+
+    def fetched(self, refs: Collection[Ref]) -> Mapping[Ref, Mapping[str, Any]]:
+        """See `FarRefs.fetched`. Where one is lost none is at hand, and `get` reads that one from the journal."""
+        if not isinstance(self._refs, FarRefs):
+            return {}
+        known = {ref: self.current(ref) for ref in refs}
+        try:
+            came = self._refs.fetched([*dict.fromkeys(known.values())])
+        except RefLost:
+            return {}
+        return {ref: came[now] for ref, now in known.items() if now in came}
 
     def free(self, ref: Ref) -> None:
         """See `Refs.free`."""
