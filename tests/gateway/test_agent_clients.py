@@ -177,6 +177,28 @@ def test_openais_client_uses_responses_whole_and_streamed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "statuses"), [("ab", ["incomplete"]), ("so " + CALL, ["completed", "completed"])], ids=["text", "a call"]
+)
+def test_of_a_response_that_a_limit_cut_off_the_item_says_so_that_is_cut(said: str, statuses: list[str]) -> None:
+    """As OpenAI's API has it, whole and streamed. A call that was read is whole."""
+    openai = pytest.importorskip("openai")
+
+    async def test(session: AgentSession, _: ScriptedEngine) -> None:
+        async with openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
+            usual: dict[str, Any] = {"model": session.model, "input": "hi", "tools": [FUNCTION]}
+            cut = await client.responses.create(**usual)
+            async with client.responses.stream(**usual) as stream:
+                events = [event async for event in stream]
+            done = [event.item.status for event in events if event.type == "response.output_item.done"]
+            for each in (cut, events[-1].response):
+                assert (each.status, each.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+                assert [item.status for item in each.output] == statuses
+            assert done == statuses
+
+    run(test, *2 * [lambda request: chunk(ids(said), FinishReason.LENGTH)])
+
+
+@pytest.mark.parametrize(
     ("route", "body", "words"),
     [
         ("messages", {"messages": "hi"}, "messages must be a list"),

@@ -128,11 +128,14 @@ def response_head(asked: AgentRequest, answered: Answered, status: str) -> dict[
 
 
 def _items(answered: Answered) -> list[dict[str, Any]]:
+    """What a limit cut off is the message, unless calls come behind it: those that were read are whole."""
     number, choice = answered.number, answered.choices[0]
     message = choice.message
     items = [thought_item(number, message["reasoning_content"])] if message.get("reasoning_content") else []
     if message["content"] or "tool_calls" not in message:
-        items.append(message_item(number, message["content"], token_logprobs(choice.tokens)))
+        is_cut = choice.finish_reason == "length" and "tool_calls" not in message
+        status = "incomplete" if is_cut else "completed"
+        items.append(message_item(number, message["content"], token_logprobs(choice.tokens), status))
     return items + [call_item(number, place, call) for place, call in enumerate(message.get("tool_calls", ()))]
 
 
@@ -142,10 +145,12 @@ def thought_item(number: int, text: str) -> dict[str, Any]:
     return {"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": thought}
 
 
-def message_item(number: int, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+def message_item(
+    number: int, text: str, logprobs: Sequence[dict[str, Any]] = (), status: str = "completed"
+) -> dict[str, Any]:
     """What the answer of that number says. `logprobs`: of all its tokens, as in a chat, where they were asked for."""
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
-    said = {"role": "assistant", "status": "completed", "content": [part]}
+    said = {"role": "assistant", "status": status, "content": [part]}
     return {"type": "message", "id": f"msg_{number}", **said}
 
 

@@ -65,6 +65,8 @@ class ResponseStream:
         whole = whole_response(self._asked, self._answered)
         is_said = self._open is not None and self._open["type"] == "message"
         events = self._goes_on(message_item(self._answered.number, ""), "") if self._tokens and is_said else []
+        if self._open is not None and is_said:
+            self._open["status"] = whole["output"][self._items]["status"]
         events += self._done()
         for call in self._calls:
             events += self._call(call)
