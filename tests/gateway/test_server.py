@@ -68,6 +68,34 @@ def test_nothing_listens_beyond_loopback_without_a_token(host: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("host", "token", "status"),
+    [
+        *[(host, None, 403) for host in ("attacker.example", "localhost.attacker.example:1", "192.0.2.1", "0.0.0.0:8")],
+        *[(host, None, 200) for host in ("localhost", "LocalHost:9", "127.0.0.7:8000", "[::1]:8000")],
+        ("attacker.example", TOKEN, 200),
+        ("agents.example:port", None, 400),
+    ],
+)
+def test_without_a_token_only_whoever_names_loopback_is_answered(host: str, token: str | None, status: int) -> None:
+    """A page that had its own name lead to this machine sends that name."""
+
+    async def test(server: HttpServer, session: aiohttp.ClientSession) -> None:
+        headers = {"Host": host} | ({} if token is None else {"Authorization": f"Bearer {token}"})
+        for path in ("/v1/models", "/version"):
+            async with session.get(server.address + path, headers=headers) as answer:
+                assert answer.status == status
+                told = await answer.json()
+        if status == 403:
+            assert told["error"]["code"] == "host_not_allowed"
+            assert f"the header Host is {host!r}, which is not on loopback" in told["error"]["message"]
+            assert "--token-env" in told["error"]["message"]
+        async with session.get(server.address + "/health", headers=headers) as answer:
+            assert answer.status == 200
+
+    run(ScriptedEngine([]), test, token=token)
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_loopback_needs_no_token(host: str) -> None:
     async def main() -> None:
@@ -183,7 +211,7 @@ def test_client_that_does_not_read_is_dropped_at_the_deadline() -> None:
         reader, writer = await asyncio.open_connection(host, int(port), limit=2**10)
         body = json.dumps({"prompt_ids": [1], "stream": True, "sampling": {"max_new_tokens": 60}})
         writer.write(
-            f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
         )
         assert await reader.readexactly(12) == b"HTTP/1.1 200"

@@ -12,6 +12,7 @@ from aiohttp.typedefs import Middleware
 from headrace.engines.pool import EnginePool
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.tokens import HFTokenizer
+from headrace.gateway.asked_host import loopback_host
 from headrace.gateway.errors import ApiError, as_api_error
 from headrace.gateway.requests import ModelLimits
 from headrace.gateway.routes import Front
@@ -42,14 +43,15 @@ def build_app(
 ) -> web.Application:
     """The front of started `engines`, to be run by `serve`.
 
-    With `token`, every path but /health wants `Authorization: Bearer <token>`. `max_context` is in tokens, prompt and
+    With `token`, every path but /health wants `Authorization: Bearer <token>`; without one, a header `Host` on
+    loopback. `max_context` is in tokens, prompt and
     response; `eos_token_ids` end a response unless the request says `ignore_eos`; `timeout_s` limits one request.
     Messages are rendered by `template`; by the tokenizer's own, with nothing added, unless given.
     """
     limits = ModelLimits(model_name, max_context, vocab_size, tuple(eos_token_ids))
     front = Front(engines, tokenizer, limits, clock=clock, seed=seed, timeout_s=timeout_s, template=template)
     app = web.Application(
-        middlewares=[errors_as_json, *([] if token is None else [_guard(token)])],
+        middlewares=[errors_as_json, _on_loopback if token is None else _guard(token)],
         client_max_size=max(_LEAST_BODY_BYTES, _BODY_BYTES_PER_TOKEN * max_context),
     )
     app[GUARDED] = token is not None
@@ -74,6 +76,13 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     except Exception as error:
         told = as_api_error(error)
         return web.json_response(told.body, status=told.status, dumps=json.dumps)
+
+
+@web.middleware
+async def _on_loopback(request: web.Request, handler: Handler) -> web.StreamResponse:
+    if request.path not in _OPEN_PATHS:
+        loopback_host(request, "ask at 127.0.0.1, or give the server a token (--token-env)")
+    return await handler(request)
 
 
 def _guard(token: str) -> Middleware:

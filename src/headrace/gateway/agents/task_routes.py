@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from headrace.config.values.hosts import is_loopback
+from headrace.gateway.asked_host import asked_host, loopback_host
 from headrace.gateway.errors import ApiError
 from headrace.gateway.fields import Fields
 from headrace.gateway.http_json import read_json, respond, send_json
@@ -141,19 +141,11 @@ class TaskRoutes:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{its.port}{its.path}"
 
     def _host(self, request: web.Request) -> str:
-        """By which the agent knows the listener, without a port. Raises ApiError, where no token is asked for also for
-        one beyond loopback: a page in a browser on this machine may have had its own name lead to here (DNS rebinding),
-        and whatever it then sends is of its own origin."""
-        host = _host(request)
-        if self._token is None and not is_loopback(host):
-            raise ApiError(
-                f"the header Host is {request.host!r}, which is not on loopback, and no token is asked for; ask at "
-                f"{self._tasks.address}, or set rollout.agent.token_env",
-                param="Host",
-                status=403,
-                code="host_not_allowed",
-            )
-        return host
+        """By which the agent knows the listener, without a port. Raises ApiError, also for one beyond loopback where no
+        token is asked for."""
+        if self._token is not None:
+            return asked_host(request)
+        return loopback_host(request, f"ask at {self._tasks.address}, or set rollout.agent.token_env")
 
     def _has_token(self, request: web.Request) -> bool:
         return self._token is not None and hmac.compare_digest(
@@ -187,14 +179,6 @@ def _scheme(request: web.Request) -> str:
     """That the agent knows: as a proxy before the listener tells, of several the first."""
     told = request.headers.get("X-Forwarded-Proto", "").partition(",")[0].strip()
     return told if told in ("http", "https") else request.scheme
-
-
-def _host(request: web.Request) -> str:
-    """By which the agent knows the listener, without a port. Raises ApiError."""
-    try:
-        return request.url.host or ""
-    except ValueError as error:
-        raise ApiError(f"the header Host is {request.host!r}, which is no address: {error}", param="Host") from error
 
 
 def _bearer(request: web.Request) -> str:
