@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -17,7 +18,9 @@ from rollout_helpers import EOS, ScriptedEngine, chunk, hangs, ids, policy, says
 from headrace.config.gateway import GatewayConfig
 from headrace.engines.protocol import EngineError, GenerateRequest, TokenChunk
 from headrace.gateway.agents.agent_gateway import AgentGateway
+from headrace.gateway.agents.agent_requests import ChatRequest
 from headrace.gateway.agents.agent_session import AgentSession
+from headrace.gateway.agents.token_tree import Node
 from headrace.runtime.inline import InlineRuntime
 
 
@@ -46,6 +49,25 @@ class Held(ScriptedEngine):
         await self.go.wait()
         async for each in super().generate(request):
             yield each
+
+
+def test_of_conversations_that_have_no_room_nothing_is_kept() -> None:
+    """Else an agent that tries on, each time with another one, has all of them in memory until its episode ends."""
+
+    def held() -> int:
+        gc.collect()
+        return sum(isinstance(each, ChatRequest | Node) for each in gc.get_objects())
+
+    async def test(session: AgentSession, _: ScriptedEngine) -> None:
+        before = held()
+        for streams in (False, True):
+            for length in range(200, 205):
+                body = {"messages": [{"role": "user", "content": "a" * length}], "stream": streams}
+                status, told = await post(session, body)
+                assert (status, told["error"]["code"]) == (400, "context_length_exceeded")
+        await until(lambda: held() == before)
+
+    run(test)
 
 
 def test_equal_bodies_are_two_samples_and_a_retry_is_none() -> None:

@@ -217,7 +217,6 @@ class AgentSession:
         sampling = client_sampling(request.sampling, settings) if self._chosen else None
         number, self._requests = self._requests, self._requests + 1
         self._counts.update(f"ignored_{name}" for name in request.sampling if name not in self._chosen)
-        self._check_context(place)
         first, self._asked = self._asked, self._asked + request.n
         answered = Answered(number, created, self.model, len(place.tokens))
         if live is not None:
@@ -289,7 +288,7 @@ class AgentSession:
         """Below the last answer that the conversation goes on from, or at a new beginning."""
         way = await self._way(request)
         self._dropped |= way.dropped
-        prompt = self._tree.prompt(way.after, way.added)
+        prompt = self._prompt(way.after, way.added)
         return Place(prompt, prompt.path_tokens, way.messages, way.digest, way.thoughts)
 
     async def _way(self, request: ChatRequest) -> _Way:
@@ -334,7 +333,7 @@ class AgentSession:
                     best, length = node, len(seen)
         if best is not None:
             best.delivered = True  # or nobody could go on from it
-        prompt = self._tree.prompt(best, ids[length:])
+        prompt = self._prompt(best, ids[length:])
         text = self._policy.decode(ids)
         return Place(prompt, ids, [{"role": "user", "content": text}])
 
@@ -342,24 +341,26 @@ class AgentSession:
         services, found = self._policy.settings.services, self._texts.find(said)
         if found is None:
             whole = await off_loop(services, tokens_in(len(said)), self._turns.text, said)
-            prompt = self._tree.prompt(None, whole)
+            prompt = self._prompt(None, whole)
         else:
             after, rest = found
             after.delivered = True  # or nobody could go on from it
             added = await off_loop(services, tokens_in(len(rest)), self._turns.text_after, rest)
-            prompt = self._tree.prompt(after, added)
+            prompt = self._prompt(after, added)
         return Place(prompt, prompt.path_tokens, [{"role": "user", "content": said}])
 
-    def _check_context(self, place: Place) -> None:
-        """Raises ApiError where no token has room."""
-        most, tokens = self._policy.settings.max_context, len(place.tokens)
+    def _prompt(self, after: Node | None, added: NDArray[np.int32]) -> Node:
+        """That of the tree. Raises ApiError where no token has room behind it: then it is not kept."""
+        most, before = self._policy.settings.max_context, [] if after is None else after.path
+        tokens = len(added) + sum(len(node.tokens) for node in before)
         if most is not None and tokens >= most:
-            if place.prompt.parent is not None:
-                place.prompt.parent.is_cut_off = True
+            if after is not None:
+                after.is_cut_off = True
             raise ApiError(
                 f"the prompt has {tokens} tokens, and the context of {most} must also hold an answer; shorten it",
                 code="context_length_exceeded",
             )
+        return self._tree.prompt(after, added)
 
 
 def _characters(message: Message) -> int:

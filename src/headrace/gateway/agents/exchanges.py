@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from headrace.gateway.agents.growing import Live
@@ -90,8 +91,16 @@ class Exchanges(Generic[T]):
                 self._note_refused(digest, retry)
                 raise
             known.append(again)
+            again.task.add_done_callback(partial(self._forget_failed, digest))
         self._known[digest] = known
         return again
+
+    def _forget_failed(self, digest: bytes, task: asyncio.Task[T]) -> None:
+        """Its error holds all that it was asked."""
+        if _has_failed(task):
+            left = [each for each in self._known.pop(digest, ()) if each.task is not task]
+            if left:
+                self._known[digest] = left
 
     def _take_refused(self, digest: bytes, retry: int) -> bool:
         """Whether one of the body was refused that had been sent less often; that it was is used up."""
