@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import tracemalloc
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -68,6 +69,33 @@ def test_of_conversations_that_have_no_room_nothing_is_kept() -> None:
         await until(lambda: held() == before)
 
     run(test)
+
+
+def test_of_requests_that_wait_for_an_answer_no_body_is_kept() -> None:
+    """A retry of what runs is not refused, so there is no end to how many wait."""
+    mib = 2**20
+    body = json.dumps({**CHAT, "metadata": {"of": "a" * mib}}).encode()
+
+    async def test(session: AgentSession, engine: Held) -> None:
+        headers = {"Authorization": f"Bearer {session.api_key}", "Content-Type": "application/json"}
+        async with aiohttp.ClientSession(headers=headers) as client:
+
+            async def ask(retry: int) -> int:
+                own = {"x-stainless-retry-count": str(retry)}
+                async with client.post(f"{session.base_url}/chat/completions", data=body, headers=own) as response:
+                    return response.status
+
+            tracemalloc.start()
+            try:
+                asking = [asyncio.create_task(ask(retry)) for retry in range(9)]
+                await until(lambda: session.exchanges.retries == 8)
+                assert tracemalloc.get_traced_memory()[0] < 4 * mib
+            finally:
+                tracemalloc.stop()
+            engine.go.set()
+            assert await asyncio.gather(*asking) == [200] * 9
+
+    run_on(Held(says("one")), test, GatewayConfig(), max_context=200)
 
 
 def test_equal_bodies_are_two_samples_and_a_retry_is_none() -> None:

@@ -18,15 +18,33 @@ _JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 async def read_json(request: web.Request, deadline: Deadline) -> Any:
-    """Raises ApiError for another content type, or for what is no strict JSON."""
+    """See `read_body`."""
+    return (await read_body(request, deadline))[1]
+
+
+async def read_body(request: web.Request, deadline: Deadline) -> tuple[bytes, Any]:
+    """The body, and its JSON. It can be read once: the request keeps nothing of it, however long its answer takes.
+
+    Raises ApiError for another content type, or for what is no strict JSON, HTTPRequestEntityTooLarge, WaitTimeout.
+    """
     # A page in a browser cannot send this type to another origin without asking first, and is not answered.
     if request.content_type != "application/json":
         raise ApiError("the body must be JSON: send Content-Type: application/json", status=415)
-    body = await deadline.wait(request.read(), "the request's body")
+    body = await deadline.wait(_all_of(request), "the request's body")
     try:
-        return json.loads(body, parse_constant=refuse_constant, parse_float=finite)
+        return body, json.loads(body, parse_constant=refuse_constant, parse_float=finite)
     except (ValueError, RecursionError) as error:
         raise ApiError(f"the body is not JSON: {error}") from error
+
+
+async def _all_of(request: web.Request) -> bytes:
+    """`request.read()`, but that it keeps what it has read."""
+    body = bytearray()
+    while chunk := await request.content.readany():
+        body += chunk
+        if len(body) > request.client_max_size:
+            raise web.HTTPRequestEntityTooLarge(request.client_max_size)
+    return bytes(body)
 
 
 async def send_json(request: web.Request, value: dict[str, Any], deadline: Deadline) -> web.StreamResponse:

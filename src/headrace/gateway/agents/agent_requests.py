@@ -7,8 +7,8 @@ recorded is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from headrace.experience.text.messages import Message, Tool, as_messages, as_tools
 from headrace.gateway.agents.plain_json import check_plain
@@ -64,6 +64,10 @@ class AgentRequest:
     sampling: Mapping[str, Any]
     """Sampling parameters that the client gave, unread."""
 
+    def without_prompt(self) -> Self:
+        """What an answer is worded by."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest(AgentRequest):
@@ -74,10 +78,18 @@ class ChatRequest(AgentRequest):
     variables: dict[str, Any] = field(default_factory=dict)
     """Of the chat template."""
 
+    def without_prompt(self) -> Self:
+        """See `AgentRequest`."""
+        return replace(self, messages=[], tools=None, variables={})
+
 
 @dataclass(frozen=True, slots=True)
 class TextRequest(AgentRequest):
     prompt: str | tuple[int, ...]
+
+    def without_prompt(self) -> Self:
+        """See `AgentRequest`."""
+        return replace(self, prompt="")
 
 
 def parse_agent_chat(body: Any, model: str) -> ChatRequest:

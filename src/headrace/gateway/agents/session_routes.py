@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from headrace.gateway.agents.agent_apis import APIS, MESSAGES, AgentApi
-from headrace.gateway.agents.agent_requests import ChatRequest
+from headrace.gateway.agents.agent_requests import AgentRequest, ChatRequest
 from headrace.gateway.agents.agent_session import AgentSession
 from headrace.gateway.agents.answered import Answered
 from headrace.gateway.agents.exchanges import Exchange
@@ -19,7 +19,7 @@ from headrace.gateway.agents.growing import Live
 from headrace.gateway.agents.plain_json import check_plain, is_surely_plain
 from headrace.gateway.agents.reader import Reader
 from headrace.gateway.errors import ApiError, as_api_error
-from headrace.gateway.http_json import dumps, read_json
+from headrace.gateway.http_json import dumps, read_body
 from headrace.gateway.sampling import Deadline
 from headrace.runtime.protocol import Services, WaitTimeout
 
@@ -92,7 +92,7 @@ class SessionRoutes:
         session: AgentSession | None = None
         try:
             session = self._of(request)
-            async with self._body(request, session) as body:
+            async with self._body(request, session) as (_, body):
                 asked = MESSAGES.parse(body, session)
                 assert isinstance(asked, ChatRequest)
                 return web.json_response({"input_tokens": await session.count(asked)}, dumps=dumps)
@@ -108,16 +108,24 @@ class SessionRoutes:
         except Exception as error:
             return _refusal(as_api_error(error), api, session)
 
-    async def _exchange(self, request: web.Request, api: AgentApi, session: AgentSession) -> web.StreamResponse:
+    async def _claimed(
+        self, request: web.Request, api: AgentApi, session: AgentSession
+    ) -> tuple[Exchange[Answered], AgentRequest]:
+        """The exchange of a request, and what its answer is worded by: of its body nothing is left here."""
+
         def begin() -> Exchange[Answered]:
             session.check_room()
             live = Live() if asked.stream else None
             work = session.answer(asked, created, live)
             return Exchange(self._services.spawn(work, f"request of {session.base_url}"), live=live)
 
-        async with self._body(request, session) as body:
+        async with self._body(request, session) as (data, body):
             asked, created = api.parse(body, session), int(self._clock.wall())
-            exchange = session.exchanges.claim(request.path, await request.read(), retry=_retries(request), begin=begin)
+            exchange = session.exchanges.claim(request.path, data, retry=_retries(request), begin=begin)
+        return exchange, asked.without_prompt()
+
+    async def _exchange(self, request: web.Request, api: AgentApi, session: AgentSession) -> web.StreamResponse:
+        exchange, asked = await self._claimed(request, api, session)
         with exchange.reading() as delivered:
             try:
                 if asked.stream:
@@ -135,7 +143,7 @@ class SessionRoutes:
         return response
 
     @asynccontextmanager
-    async def _body(self, request: web.Request, session: AgentSession) -> AsyncGenerator[Any, None]:
+    async def _body(self, request: web.Request, session: AgentSession) -> AsyncGenerator[tuple[bytes, Any], None]:
         """One of those that the session reads at once. Others wait and are not refused: what is a retry of what runs
         is known only by its body. Raises ApiError, also where the session was closed meanwhile, and WaitTimeout."""
         deadline = Deadline(self._clock, _BODY_S)
@@ -219,13 +227,13 @@ async def _whole(task: asyncio.Task[Answered]) -> Answered:
     return task.result()
 
 
-async def _plain(request: web.Request, deadline: Deadline) -> Any:
-    """The body. Raises ApiError, WaitTimeout."""
+async def _plain(request: web.Request, deadline: Deadline) -> tuple[bytes, Any]:
+    """The body, and its JSON. Raises ApiError, WaitTimeout."""
     try:
-        body = await read_json(request, deadline)
-        if not is_surely_plain(await request.read()):
+        data, body = await read_body(request, deadline)
+        if not is_surely_plain(data):
             check_plain(body)
-        return body
+        return data, body
     except ValueError as error:
         raise ApiError(f"the body cannot be used: {error}") from error
     except web.HTTPRequestEntityTooLarge as error:
