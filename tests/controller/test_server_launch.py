@@ -15,8 +15,9 @@ from controller_jobs import make_job, make_model
 from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.controller.building.server_specs import server_spec
 from headrace.controller.planning.describe import describe_plan
-from headrace.controller.planning.plan import make_plan
+from headrace.controller.planning.plan import Plan, make_plan
 from headrace.controller.planning.server_launch import server_launch
+from headrace.controller.planning.servers import describe_servers
 from headrace.engines.embedded.cache_plan import CachePlan
 from headrace.engines.servers import sglang_command, vllm_command
 from headrace.engines.servers.launch import ServerLaunch
@@ -259,6 +260,41 @@ def attached(folder: Path, kind: str, architecture: str = "qwen3", **changes: An
     return [line.removeprefix("server").strip() for line in lines if line.startswith("server ")]
 
 
+def said_of(plan: Plan, *overrides: str) -> list[str]:
+    """By `check` of a plan whose config is another in these keys: where gross faults alone are found."""
+    config = load_config(TrainConfig, Path(plan.config.model.path).parent / "grpo.yaml", [*overrides])
+    lines = describe_servers(replace(plan, config=config))
+    told = [line.removeprefix("server").strip() for line in lines]
+    return [line for line in told if "gross faults alone" in line]
+
+
+def plan_of(folder: Path, architecture: str = "qwen3") -> Plan:
+    job = make_job(folder, engine__kind="vllm")
+    make_model(folder / "model", architecture)
+    return make_plan(load_config(TrainConfig, job))
+
+
+def test_check_says_of_which_parameters_gross_faults_alone_are_found(tmp_path: Path) -> None:
+    alone = "nothing is compared: there the swap check finds gross faults alone"
+    sums = (
+        "of the matrices of experts sums of bits are compared, which do not tell where an element lies: of what "
+        "changed places the swap check finds gross faults alone"
+    )
+    two = "engine.args={tensor-parallel-size: 2}"
+    shared = "engine.args={data_parallel_size: 3, enable_expert_parallel: true}"
+    parts = f"of what its 2 ranks hold in parts (engine.args.tensor_parallel_size) {alone}"
+    out = f"of the experts that its 3 ranks share out (engine.args.enable_expert_parallel) {alone}"
+    dense, experts = plan_of(tmp_path / "dense"), plan_of(tmp_path / "experts", "qwen3_moe")
+    assert said_of(dense) == []
+    assert said_of(dense, two) == [parts]
+    assert said_of(dense, shared) == []
+    assert said_of(experts) == [sums]
+    assert said_of(experts, two) == [parts, sums]
+    assert said_of(experts, shared) == [out, sums]
+    told = said_of(experts, "engine.kind=sglang", "engine.args={tp_size: 2}")
+    assert [each.startswith("its parameters are not compared with what was published") for each in told] == [True]
+
+
 INSTALLED = {
     "vllm": (
         ".venv-vllm",
@@ -291,9 +327,9 @@ ROUTES = {
                 "two runs of one config differ: its noise is its own, and depends on what ran beside a request",
                 "an update in mode recompute cuts requests off, which are asked for again with what they have",
                 "after each update its parameters are compared with what was published, of matrices that a kernel has "
-                "packed some columns, of those of experts sums; the swap check is at temperature 1",
-                "of what several ranks hold in parts (tensor parallel) nothing is compared: there the swap check finds "
-                "gross faults alone",
+                "packed some columns; the swap check is at temperature 1",
+                "of what several ranks of an attached one hold in parts (--tensor-parallel-size) nothing is compared: "
+                "there the swap check finds gross faults alone",
                 "attached: whoever reaches vLLM can do this, whatever key it has (--api-key is asked for below "
                 "/v1, /v2, /inference and /cohere alone); keep its port to this run",
             ),

@@ -15,9 +15,7 @@ _KEPT_BY = {
     "vllm": (
         "an update in mode recompute cuts requests off, which are asked for again with what they have",
         "after each update its parameters are compared with what was published, of matrices that a kernel has packed "
-        "some columns, of those of experts sums; the swap check is at temperature 1",
-        "of what several ranks hold in parts (tensor parallel) nothing is compared: there the swap check finds gross "
-        "faults alone",
+        "some columns; the swap check is at temperature 1",
     ),
     "sglang": (
         "its parameters are not compared with what was published: after each update the swap check, at temperature 1, "
@@ -136,6 +134,7 @@ def describe_servers(plan: Plan) -> list[str]:
     lines = [
         "two runs of one config differ: its noise is its own, and depends on what ran beside a request",
         *(line for kind in kinds for line in _KEPT_BY[kind]),
+        *dict.fromkeys(line for section in engine.sections for line in _not_compared(section, plan.config)),
         *_coarse_check(plan.config),
         *_approximate(engine.sections),
     ]
@@ -168,6 +167,38 @@ def _approximate(sections: Iterable[EngineSection]) -> list[str]:
                 "fewer of its tokens are taken as the policy moves away from them"
             )
     return [*dict.fromkeys(lines)]
+
+
+def _not_compared(section: EngineSection, config: TrainConfig) -> list[str]:
+    """Of what a vLLM holds, where only gross faults are found. What SGLang holds is not compared at all."""
+    if section.kind != "vllm":
+        return []
+    lines = []
+    ranks, replicas = _number(section, "tensor_parallel_size", 1), _number(section, "data_parallel_size", 1)
+    experts = experts_per_token(read_model_config(config.model.path)) > 0
+    alone = "nothing is compared: there the swap check finds gross faults alone"
+    if section.urls:
+        lines.append(f"of what several ranks of an attached one hold in parts (--tensor-parallel-size) {alone}")
+    elif ranks > 1:
+        lines.append(f"of what its {ranks} ranks hold in parts (engine.args.tensor_parallel_size) {alone}")
+    elif experts and replicas > 1 and _option(section, "enable_expert_parallel"):
+        lines.append(f"of the experts that its {replicas} ranks share out (engine.args.enable_expert_parallel) {alone}")
+    if experts:
+        lines.append(
+            "of the matrices of experts sums of bits are compared, which do not tell where an element lies: of what "
+            "changed places the swap check finds gross faults alone"
+        )
+    return lines
+
+
+def _option(section: EngineSection, name: str) -> object:
+    """Of a launched server; None where it is not given."""
+    return {key.replace("-", "_"): value for key, value in section.args.items()}.get(name)
+
+
+def _number(section: EngineSection, name: str, default: int) -> int:
+    given = str(_option(section, name))
+    return int(given) if given.isdecimal() else default
 
 
 def _coarse_check(config: TrainConfig) -> list[str]:
