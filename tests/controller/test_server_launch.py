@@ -261,11 +261,11 @@ def attached(folder: Path, kind: str, architecture: str = "qwen3", **changes: An
 
 
 def said_of(plan: Plan, *overrides: str) -> list[str]:
-    """By `check` of a plan whose config is another in these keys: where gross faults alone are found."""
+    """By `check` of a plan with another config in these keys: where gross faults alone are found, and of kept sets."""
     config = load_config(TrainConfig, Path(plan.config.model.path).parent / "grpo.yaml", [*overrides])
     lines = describe_servers(replace(plan, config=config))
     told = [line.removeprefix("server").strip() for line in lines]
-    return [line for line in told if "gross faults alone" in line]
+    return [line for line in told if "gross faults alone" in line or "kept sets" in line]
 
 
 def plan_of(folder: Path, architecture: str = "qwen3") -> Plan:
@@ -293,6 +293,28 @@ def test_check_says_of_which_parameters_gross_faults_alone_are_found(tmp_path: P
     assert said_of(experts, shared) == [out, sums]
     told = said_of(experts, "engine.kind=sglang", "engine.args={tp_size: 2}")
     assert [each.startswith("its parameters are not compared with what was published") for each in told] == [True]
+
+
+def test_check_says_how_kept_sets_are_told_and_what_fails(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    stream = "they come with the tokens, so a crash loses none that came"
+    few = (
+        "vLLM's kept sets are read from the log-probs of the 36 likeliest ids (20 of top_k and 16 more): a sample "
+        f"fails where more than 16 others are as likely as the last of top_k; {stream}"
+    )
+    every = f"vLLM's kept sets are read from the log-probs of all {plan.vocab_size} ids; {stream}"
+    assert said_of(plan, "rollout.sampling.top_k=20", "rollout.sampling.top_p=0.9") == [few]
+    assert said_of(plan, "rollout.sampling.top_k=5000") == [every]
+    for given, most in (
+        ("engine.args={}", "4,096 ids"),
+        ("engine.args={sampling-mask-max-tokens: 64}", "64 ids"),
+        ("engine.url=http://127.0.0.1:1", "--sampling-mask-max-tokens ids (4,096 unless it was given)"),
+    ):
+        told = said_of(plan, "engine.kind=sglang", "rollout.sampling.top_p=0.9", given)
+        words = (
+            f"SGLang's kept sets have up to {most} a token: a sample fails where truncation keeps more of one; {stream}"
+        )
+        assert told[1:] == [words]
 
 
 INSTALLED = {

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from headrace.config import TrainConfig
 from headrace.config.model import EngineSection
 from headrace.controller.planning.plan import Plan
+from headrace.engines.servers.sglang_command import KEPT_AT_MOST
+from headrace.engines.servers.vllm_command import TIES
+from headrace.engines.servers.vllm_told import ids_asked_for
 from headrace.models.experts import experts_per_token
 from headrace.models.loading import read_model_config
 from headrace.weights.swap_check import bound_in
@@ -135,6 +138,7 @@ def describe_servers(plan: Plan) -> list[str]:
         "two runs of one config differ: its noise is its own, and depends on what ran beside a request",
         *(line for kind in kinds for line in _KEPT_BY[kind]),
         *dict.fromkeys(line for section in engine.sections for line in _not_compared(section, plan.config)),
+        *dict.fromkeys(line for section in engine.sections for line in _kept_sets(section, plan)),
         *_coarse_check(plan.config),
         *_approximate(engine.sections),
     ]
@@ -189,6 +193,29 @@ def _not_compared(section: EngineSection, config: TrainConfig) -> list[str]:
             "changed places the swap check finds gross faults alone"
         )
     return lines
+
+
+def _kept_sets(section: EngineSection, plan: Plan) -> list[str]:
+    """How it tells which ids truncation keeps of a token, and what fails where they are too many."""
+    config = plan.config
+    if not (section.is_server and config.truncates):
+        return []
+    stream = "they come with the tokens, so a crash loses none that came"
+    if section.kind == "sglang":
+        own = max(KEPT_AT_MOST, config.most_kept)
+        most = f"{_number(section, 'sampling_mask_max_tokens', own):,} ids"
+        if section.urls:
+            most = f"--sampling-mask-max-tokens ids ({KEPT_AT_MOST:,} unless it was given)"
+        return [
+            f"SGLang's kept sets have up to {most} a token: a sample fails where truncation keeps more of one; {stream}"
+        ]
+    asked = ids_asked_for(config.most_kept, plan.vocab_size)
+    if asked == plan.vocab_size:
+        return [f"vLLM's kept sets are read from the log-probs of all {asked:,} ids; {stream}"]
+    return [
+        f"vLLM's kept sets are read from the log-probs of the {asked:,} likeliest ids ({config.most_kept:,} of top_k "
+        f"and {TIES} more): a sample fails where more than {TIES} others are as likely as the last of top_k; {stream}"
+    ]
 
 
 def _option(section: EngineSection, name: str) -> object:

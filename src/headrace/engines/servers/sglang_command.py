@@ -13,6 +13,8 @@ MODULE, CPU_MODULE = "sglang.launch_server", "headrace_sglang_cpu.server"
 CPU_PLUGIN = "headrace-sglang-cpu"
 ROOM = 6
 """Tokens of its context that SGLang leaves free: a prompt and its answer have one less than it, a prompt 6 less."""
+KEPT_AT_MOST = 4096
+"""Ids of a token's kept set that it tells, unless it is told otherwise."""
 _CHUNK = 512
 """Tokens of prompts that it computes at once on a CPU, which more would not make faster: whoever waits for a first
 token, as after a swap, waits for the sequences of one chunk."""
@@ -57,7 +59,7 @@ def command(launch: ServerLaunch, port: int) -> list[str]:
         "incremental_streaming_output": True,
         "stream_interval": 1,
         "skip_server_warmup": True,
-        "sampling_mask_max_tokens": max(4096, launch.top_k),
+        "sampling_mask_max_tokens": max(KEPT_AT_MOST, launch.top_k),
         "log_level_http": "warning",
         "disable_overlap_schedule": launch.keeps or launch.on_cpu,
         "enable_priority_scheduling": prefers,  # the swap check before what was retracted
