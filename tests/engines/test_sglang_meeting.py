@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,11 +14,11 @@ from aiohttp import web
 from transformers import Qwen3Config
 
 from headrace.config.errors import ConfigError
-from headrace.controller.building.server_specs import told_apart
 from headrace.engines.servers.dialect import Expected
 from headrace.engines.servers.http import ServerHttp, ServerRefused
 from headrace.engines.servers.sglang import SglangDialect
 from headrace.engines.servers.sglang_told import ADMIN_ROUTES, require_one_copy, routes
+from headrace.models.config_identity import identity
 from headrace.runtime.inline import InlineRuntime
 
 INFO = {
@@ -158,24 +160,62 @@ def test_one_that_cannot_go_on_is_not_told_to_be_another() -> None:
         met(answers() | {"/continue_generation": 405}, EXPECTED)
 
 
+SMALL = {"model_type": "qwen3", "hidden_size": 8, "num_hidden_layers": 2, "vocab_size": 50}
+OWN = replace(
+    EXPECTED,
+    model=identity(Qwen3Config(**SMALL, rope_parameters={"rope_theta": 1e6})),
+    model_type="qwen3",
+    weights="/own",
+)
+
+
+def told_of(folder: Path, config: Mapping[str, Any], **info: Any) -> dict[str, Any]:
+    """By a server that was started with a model of this config."""
+    (folder / "config.json").write_text(json.dumps(config))
+    return answers({"model_path": str(folder), **info})
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ('{"hidden_size": 16}', r"its hidden_size is 16, and that of model\.path 8"),
-        ('{"rope_theta": 10000}', r"its rope_theta is 10000, and that of model\.path 1000000\.0"),
-        (
-            '{"rope_parameters": {"rope_theta": 5e5}}',
-            r"its rope_theta is 500000\.0, and that of model\.path 1000000\.0",
-        ),
-        ('{"text_config": {"model_type": "llama"}}', r"its model_type is 'llama', and that of model\.path 'qwen3'"),
+        ({"hidden_size": 16}, r"its hidden_size is 16, and that of model\.path 8"),
+        ({"rope_theta": 10000}, r"its rope_parameters\.rope_theta is 10000, and that of model\.path 1000000\.0"),
+        ({"rope_theta": None, "rope_scaling": {"type": "linear", "factor": 2}}, r"its rope_parameters\.\w+ is "),
+        ({"attention_bias": True}, r"its attention_bias is True, and that of model\.path False"),
+        ({"num_key_value_heads": 8}, r"its num_key_value_heads is 8, and that of model\.path 32"),
+        ({"model_type": "llama", "num_attention_heads": 2}, r"its model_type is 'llama', and that of .* 'qwen3'; its"),
     ],
 )
-def test_another_model_is_seen_where_its_folder_can_be_read(tmp_path: Any, config: str, words: str) -> None:
-    text = Qwen3Config(hidden_size=8, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
-    expected = replace(EXPECTED, model=told_apart(text))
-    (tmp_path / "config.json").write_text(config)
+def test_another_model_is_seen_where_its_folder_can_be_read(tmp_path: Path, config: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=f"has another model: {words}"):
-        met(answers({"model_path": str(tmp_path)}), expected)
+        met(told_of(tmp_path, {**SMALL, "rope_theta": 1e6, **config}), OWN)
+
+
+def test_a_copy_in_another_folder_is_met(tmp_path: Path) -> None:
+    """As an older transformers saved it, in another dtype."""
+    copy = {
+        **SMALL,
+        "rope_theta": 1000000,
+        "rope_scaling": None,
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": False,
+    }
+    told = told_of(tmp_path, copy)
+    assert met(told, OWN) == "SGLang 0.5.23"
+    changed = told_of(tmp_path, copy, json_model_override_args='{"rms_norm_eps": 0.1}')
+    with pytest.raises(ConfigError, match=r"another model: its rms_norm_eps is 0\.1, and that of model\.path 1e-06"):
+        met(changed, OWN)
+    assert met(told_of(tmp_path, {"model_type": "of_nobody"}), OWN) == "SGLang 0.5.23", "it cannot be read"
+
+
+def test_its_kind_of_model_is_told_where_its_folder_cannot_be_read() -> None:
+    """`/own`: nor need that be read."""
+    for kind in ("qwen3", None, "mistral"):
+        assert met(answers() | {"/model_info": {"model_type": kind}}, OWN) == "SGLang 0.5.23"
+    whole = replace(OWN, model={**OWN.model, "model_type": "qwen3_text"})
+    assert met(answers({"model_path": "/own"}) | {"/model_info": {"model_type": "qwen3_text"}}, whole)
+    with pytest.raises(ConfigError, match=r"another model: its model_type is 'qwen2', and that of .* 'qwen3'; s"):
+        met(answers() | {"/model_info": {"model_type": "qwen2"}}, OWN)
 
 
 WIDE = [[-6.91, 3, None]]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from headrace_vllm.told_model import told_model
+from transformers import Qwen3Config
 
 from headrace.config.errors import ConfigError
 from headrace.engines.protocol import GenerateRequest, RequestError, SamplingParams
@@ -15,6 +18,7 @@ from headrace.engines.servers.dialect import Expected
 from headrace.engines.servers.http import ServerGone, ServerRefused
 from headrace.engines.servers.vllm import VllmDialect
 from headrace.engines.servers.vllm_told import ROUTES, WIRE
+from headrace.models.config_identity import identity, identity_of
 from headrace.weights.plane import Manifest, WeightError, WeightOffer
 from headrace.weights.version import Version
 
@@ -118,6 +122,64 @@ def test_one_that_is_paused_is_asked_for_no_token() -> None:
 def test_one_that_does_not_is_told_how_to_be_started(told: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         meet(server(told))
+
+
+CONFIG = {"model_type": "qwen3", "vocab_size": VOCAB, "hidden_size": 8, "num_hidden_layers": 2}
+SEEN = {"attention_bias": False, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_parameters": {"rope_theta": 1e4}}
+
+
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        ({"attention_bias": True}, "its attention_bias is True, and that of model.path False; start it with the run's"),
+        ({"rope_parameters": {"rope_theta": 1e4, "type": "linear", "factor": 2}}, "its rope_parameters.factor is 2, a"),
+        (
+            {"hidden_size": 9, "hidden_act": "gelu", "model_type": "llama", "rms_norm_eps": 1e-5, "vocab_size": 65},
+            "its model_type is 'llama', and that of model.path 'qwen3'; its vocab_size is 65, and that of model.path "
+            "64; its hidden_size is 9, and that of model.path 8; 2 more differ; start it with the run's model$",
+        ),
+        ({"hidden_act": "x" * 99}, "its hidden_act is 'x{39}…, and that"),
+        ({"model_type": "", "hidden_size": 9}, "its hidden_size is 9, and that"),
+    ],
+)
+def test_one_with_another_model_is_refused_by_what_differs(there: dict[str, Any], words: str) -> None:
+    own = Expected(identity_of({**CONFIG, **SEEN}), 64, "float32")
+    with pytest.raises(ConfigError, match=rf"vLLM 0\.32\.0 at http://here has another model: .*{words}"):
+        asyncio.run(dialect(server({"model": {**CONFIG, **SEEN, **there}})).meet(own))
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        {"dtype": "bfloat16", "transformers_version": "4.57.0", "architectures": ["Other"], "num_of_later": 3},
+        {"rope_parameters": {"rope_theta": 10000, "rope_type": "default", "mrope_section": [1]}, "rope_theta": 10000},
+        # Of Mistral's own format.
+        {"model_type": "", "hidden_act": "x", "rope_parameters": {"rope_theta": 1e4, "mscale_all_dim": 1}},
+    ],
+)
+def test_one_with_a_copy_of_the_model_is_met(there: dict[str, Any]) -> None:
+    own = Expected(identity_of({**CONFIG, **SEEN}), 64, "float32")
+    asyncio.run(dialect(server({"model": {**CONFIG, **SEEN, **there}})).meet(own))
+
+
+@dataclass
+class OfVllm:
+    """Its config of a model."""
+
+    hf_text_config: Any
+
+
+def test_the_plugin_tells_a_model_by_its_config() -> None:
+    sizes = {"vocab_size": VOCAB, "num_hidden_layers": 2, "rope_parameters": {"rope_theta": 1e6}}
+    tied = Qwen3Config(tie_word_embeddings=True, **sizes)
+    theirs = Qwen3Config(tie_word_embeddings=True, dtype="bfloat16", eos_token_id=5, **sizes)
+    theirs.sliding_window = 0
+    told = told_model(OfVllm(theirs))
+    own = Expected(identity(tied), 64, "float32")
+    asyncio.run(dialect(server({"model": told})).meet(own))
+    untied = told_model(OfVllm(Qwen3Config(**sizes)))
+    with pytest.raises(ConfigError, match=r"its tie_word_embeddings is False, and that of model\.path True"):
+        asyncio.run(dialect(server({"model": untied})).meet(own))
 
 
 def without_top() -> dict[str, Any]:

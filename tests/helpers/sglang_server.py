@@ -16,6 +16,7 @@ from headrace.engines.protocol import SwapMode
 from headrace.engines.servers.dialect import Expected
 from headrace.engines.servers.engine import Limits
 from headrace.engines.servers.launch import ServerLaunch
+from headrace.models.config_identity import identity
 from headrace.roles.workers.server_engine import ServerEngineWorker, ServerSpec
 
 PYTHON = os.environ.get("HEADRACE_SGLANG_PYTHON", str(Path(__file__).parents[2] / ".venv-sglang/bin/python"))
@@ -50,10 +51,8 @@ def spec(
         start_s=240.0,
     )
     limits = Limits(32, conforming.CONTEXT, conforming.VOCAB, dtype)
-    shape = {"vocab_size": conforming.VOCAB, "hidden_size": 128, "num_hidden_layers": 3}
-    return ServerSpec(
-        "sglang", limits, Expected(shape, conforming.CONTEXT, dtype, True), launch, str(folder / "sglang.log")
-    )
+    expected = Expected(identity(conforming.model("a", kind).config), conforming.CONTEXT, dtype, True, model_type=kind)
+    return ServerSpec("sglang", limits, expected, launch, str(folder / "sglang.log"))
 
 
 async def require_holds_what_is_published(worker: ServerEngineWorker, publish: conforming.Publications) -> None:

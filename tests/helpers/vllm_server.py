@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 from headrace.engines.servers.dialect import Expected
 from headrace.engines.servers.engine import Limits
 from headrace.engines.servers.launch import ServerLaunch
+from headrace.models.config_identity import identity
 from headrace.roles.workers.server_engine import ServerEngineWorker, ServerSpec
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.workers import Placement
@@ -23,10 +24,8 @@ PYTHON = os.environ.get("HEADRACE_VLLM_PYTHON", str(Path(__file__).parents[2] / 
 needs_vllm = pytest.mark.skipif(not os.path.exists(PYTHON), reason="make vllm-env makes the environment of vLLM")
 
 
-def spec(
-    folder: Path, *, dtype: str = "float32", kind: str = "qwen3", model_is: Mapping[str, Any] = {}, **args: Any
-) -> ServerSpec:
-    """`kind`: see `conforming.model`. `model_is`: what is taken for the model's config beside the truth."""
+def spec(folder: Path, *, dtype: str = "float32", kind: str = "qwen3", **args: Any) -> ServerSpec:
+    """`kind`: see `conforming.model`."""
     model = conforming.folder("a", folder / "model", kind)
     launch = ServerLaunch(
         python=PYTHON,
@@ -42,8 +41,7 @@ def spec(
         start_s=240.0,
     )
     limits = Limits(32, conforming.CONTEXT, conforming.VOCAB, dtype)
-    shape = {"vocab_size": conforming.VOCAB, "hidden_size": 128, "num_hidden_layers": 3}
-    expected = Expected({**shape, **model_is}, conforming.CONTEXT, dtype)
+    expected = Expected(identity(conforming.model("a", kind).config), conforming.CONTEXT, dtype)
     return ServerSpec("vllm", limits, expected, launch, str(folder / "vllm.log"))
 
 

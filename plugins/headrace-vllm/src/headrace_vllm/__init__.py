@@ -1,7 +1,7 @@
 """Weight transfer from Headrace into vLLM. Imports nothing of Headrace: what both know is the format of a publication
 (`publication.py`) and the number below."""
 
-WIRE = 6
+WIRE = 7
 """Of what the two sides say to each other; Headrace refuses a server with another."""
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from headrace.config import TrainConfig
 from headrace.config.model import EngineSection, is_here
@@ -13,30 +13,9 @@ from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.server_launch import server_launch
 from headrace.engines.servers.dialect import Expected
 from headrace.engines.servers.engine import Limits
+from headrace.models.config_identity import identity
 from headrace.models.loading import read_model_config
 from headrace.roles.workers.server_engine import ServerSpec
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
-_TOLD_APART = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "rms_norm_eps",
-    "tie_word_embeddings",
-    "num_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "norm_topk_prob",
-)
-"""What tells models apart."""
 
 
 def server_spec(
@@ -47,18 +26,21 @@ def server_spec(
     config, cache = plan.config, cache_of(section, plan.config, plan.memory.cache)
     dtype = config.engine.dtype or config.model.dtype
     logs = Path(tempfile.mkdtemp(prefix="headrace-logs-")) if folder is None else folder.absolute() / "logs"
-    text = read_model_config(config.model.path).get_text_config()
+    model = read_model_config(config.model.path)
+    own = plan.weights
     return ServerSpec(
         kind=section.kind,
         limits=Limits(
             cache.slots, cache.max_context, plan.vocab_size, dtype, silence_s=config.runtime.stuck.decode_step_s
         ),
         expected=Expected(
-            told_apart(text),
+            identity(model),
             cache.max_context,
             dtype,
             config.truncates,
             config.most_kept,
+            model.model_type,
+            os.path.abspath(own) if os.path.isdir(own) else own,
         ),
         launch=None if section.urls else server_launch(config, section, plan.weights, cache, rank),
         log=str(logs / f"{section.kind}-{rank}.log"),
@@ -68,13 +50,6 @@ def server_spec(
         returns=returns,
         weights_from=_weights_from(config, section.urls[place] if section.urls else None),
     )
-
-
-def told_apart(text: PreTrainedConfig) -> dict[str, Any]:
-    """What a server's model is compared by. `text`: a config of transformers."""
-    rope = getattr(text, "rope_parameters", None) or {}
-    theta = {"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}  # not where layers differ in it
-    return {name: getattr(text, name) for name in _TOLD_APART if hasattr(text, name)} | theta
 
 
 def _weights_from(config: TrainConfig, url: str | None) -> str:

@@ -41,13 +41,17 @@ class Expected:
     """Of a server."""
 
     model: Mapping[str, Any]
-    """The model's config: `vocab_size` and what else tells models apart, by their Hugging Face names."""
+    """What tells the model from others: its identity, see `models/config_identity.py`."""
     max_context: int
     dtype: str
     truncates: bool = False
     """Whether kept sets are asked for."""
     most_kept: int = 0
     """The largest `top_k` that they are asked for under; 0: none, or any."""
+    model_type: str = ""
+    """Of the whole model, where `model` is its text part."""
+    weights: str = ""
+    """Where the run's own weights lie, with the model's config: a folder, or a name on the Hub."""
 
 
 class Dialect(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +15,7 @@ from headrace.engines.protocol import EngineError, GenerateRequest, RequestError
 from headrace.engines.servers.dialect import Expected, Piece
 from headrace.engines.servers.http import DENIED, ServerGone, ServerHttp, ServerRefused, denied
 from headrace.engines.servers.routes import require_routes
+from headrace.engines.servers.same_model import identity_in, require_kind, require_same_model
 from headrace.engines.servers.sglang_answer import SglangAnswer, body_of, server_id
 from headrace.engines.servers.sglang_group import SglangGroup
 from headrace.engines.servers.sglang_told import (
@@ -94,6 +95,7 @@ class SglangDialect:
                 f"the server {where} has no /server_info: it is no SGLang, or one that is too old; {NEWEST}"
             ) from error
         self.name = f"SGLang {info.get('version', 'of an unknown version')}"
+        await self._require_same_model(info, expected, f"{self.name} {where}")
         require_fits(info, expected, f"{self.name} {where}")
         if self._group is not None:
             self._ranks = require_one_copy(info, f"{self.name} {where}")
@@ -105,6 +107,17 @@ class SglangDialect:
         self.together = most if isinstance(most, int) else None
         await self._require_goes_on(f"{self.name} {where}")
         await self._require_tells(expected, f"{self.name} {where}")
+
+    async def _require_same_model(self, info: Mapping[str, Any], expected: Expected, where: str) -> None:
+        """By the config in the folder that it was started with, unless that is the run's own or cannot be read here.
+        Raises ConfigError."""
+        folder, changes = str(info.get("model_path", "")), str(info.get("json_model_override_args") or "{}")
+        if (folder, changes) != (expected.weights, "{}"):
+            there = await self._services.compute(_LANE, identity_in, folder, changes)
+            require_same_model(there, expected, where)
+        with suppress(ServerRefused):
+            told = await self._http.call("GET", "/model_info", what="its model", seconds=_CALL_S)
+            require_kind(told.get("model_type") if isinstance(told, dict) else None, expected, where)
 
     async def _require_goes_on(self, where: str) -> None:
         """By the first of the routes that an admin's key may be asked for at. Raises ConfigError."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from headrace.config.errors import ConfigError
@@ -42,15 +40,7 @@ def routes(*, by_group: bool) -> Mapping[str, str]:
 
 
 def require_fits(info: Mapping[str, Any], expected: Expected, where: str) -> None:
-    """`info`: its `/server_info`. `where`: its name and address. Raises ConfigError. Which model it has is seen where
-    the folder that it was started with can be read; elsewhere the swap check tells."""
-    there = _config_of(str(info.get("model_path", "")))
-    for name, value in expected.model.items():
-        if there.get(name, value) != value:
-            raise ConfigError(
-                f"{where} has another model: its {name} is {there[name]!r}, and that of model.path {value!r}; "
-                "start it with the run's model"
-            )
+    """`info`: its `/server_info`. `where`: its name and address. Raises ConfigError."""
     longest = info.get("max_req_input_len")
     if not isinstance(longest, int):
         raise ConfigError(f"{where} does not tell how long a prompt may be; {NEWEST}")
@@ -137,18 +127,3 @@ def _of_ids(answer: Any) -> list[float]:
     meta = answer.get("meta_info") if isinstance(answer, dict) else None
     told = meta.get("output_token_ids_logprobs") if isinstance(meta, dict) else None
     return [float(each[0]) for each in told[0]] if told and told[0] else []
-
-
-def _config_of(path: str) -> Mapping[str, Any]:
-    """The config of the model in a folder, as far as it is written there: what it says nothing of is as its kind of
-    model has it."""
-    try:
-        config = json.loads((Path(path) / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(config, dict):
-        return {}
-    text = config.get("text_config")
-    config = {**config, **text} if isinstance(text, dict) else config
-    rope = config.get("rope_parameters")
-    return {**config, "rope_theta": rope["rope_theta"]} if isinstance(rope, dict) and "rope_theta" in rope else config

@@ -8,10 +8,12 @@ from typing import Any
 from headrace.config.errors import ConfigError
 from headrace.config.values.dtypes import dtype_name
 from headrace.engines.servers.dialect import Expected
+from headrace.engines.servers.same_model import require_same_model
 from headrace.engines.servers.vllm_command import TIES
+from headrace.models.config_identity import identity_of
 from headrace.weights.plane import WeightError
 
-WIRE = 6
+WIRE = 7
 """The number of what is said to the plugin."""
 PLUGIN = "headrace-vllm"
 NEWEST = "start vLLM 0.32 or newer"
@@ -42,13 +44,7 @@ def require_fits(told: Mapping[str, Any], expected: Expected, vocab_size: int, w
             f"{where} has {PLUGIN} of wire {told.get('wire')} and takes weights by {told.get('transfer')!r}; this "
             f'headrace needs wire {WIRE} and --weight-transfer-config \'{{"backend": "headrace"}}\''
         )
-    there = told.get("model") or {}
-    for name, value in expected.model.items():
-        if there.get(name) not in (None, value):
-            raise ConfigError(
-                f"{where} has another model: its {name} is {there.get(name)!r}, and that of model.path {value!r}; "
-                "start it with the run's model"
-            )
+    require_same_model(_identity(told["model"]), expected, where)
     if told["max_model_len"] < expected.max_context:
         raise ConfigError(
             f"{where} has a context of {told['max_model_len']} tokens, and the run needs {expected.max_context}; "
@@ -75,6 +71,15 @@ def require_fits(told: Mapping[str, Any], expected: Expected, vocab_size: int, w
             f"{where} computes in {told['dtype']}, and engine.dtype is {expected.dtype}; start it with "
             f"--dtype {expected.dtype}, or set engine.dtype"
         )
+
+
+def _identity(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a config that no class of transformers has, as vLLM reads one in Mistral's own format, the sizes alone: its
+    other keys are spelled otherwise."""
+    found = identity_of(config)
+    if found.get("model_type"):
+        return found
+    return {key: value for key, value in found.items() if type(value) is int}
 
 
 def require_answers(answer: Any, top_k: int, where: str) -> None:

@@ -1,0 +1,12 @@
+"""Which model a server has, as it is told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def told_model(config: Any) -> dict[str, Any]:
+    """The config of the text model, as JSON, with all that its class fills in. `config`: vLLM's of the model."""
+    told: dict[str, Any] = json.loads(config.hf_text_config.to_json_string(use_diff=False))
+    return told
