@@ -167,17 +167,20 @@ class OfVllm:
     """Its config of a model."""
 
     hf_text_config: Any
+    word_embeddings_untied_by_checkpoint: bool
 
 
-def test_the_plugin_tells_a_model_by_its_config() -> None:
+@pytest.mark.parametrize("has_head", [False, True])
+def test_the_plugin_tells_a_model_by_its_config(has_head: bool) -> None:
+    """Also where vLLM calls embeddings untied that are tied, since its checkpoint has a head as well."""
     sizes = {"vocab_size": VOCAB, "num_hidden_layers": 2, "rope_parameters": {"rope_theta": 1e6}}
     tied = Qwen3Config(tie_word_embeddings=True, **sizes)
-    theirs = Qwen3Config(tie_word_embeddings=True, dtype="bfloat16", eos_token_id=5, **sizes)
+    theirs = Qwen3Config(tie_word_embeddings=not has_head, dtype="bfloat16", eos_token_id=5, **sizes)
     theirs.sliding_window = 0
-    told = told_model(OfVllm(theirs))
+    told = told_model(OfVllm(theirs, has_head))
     own = Expected(identity(tied), 64, "float32")
     asyncio.run(dialect(server({"model": told})).meet(own))
-    untied = told_model(OfVllm(Qwen3Config(**sizes)))
+    untied = told_model(OfVllm(Qwen3Config(**sizes), word_embeddings_untied_by_checkpoint=False))
     with pytest.raises(ConfigError, match=r"its tie_word_embeddings is False, and that of model\.path True"):
         asyncio.run(dialect(server({"model": untied})).meet(own))
 
