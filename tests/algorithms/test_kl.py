@@ -8,6 +8,8 @@ from headrace.algorithms import kl
 P = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
 Q = torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64)
 
+_KINDS: tuple[kl.Kind, ...] = ("k1", "k2", "k3", "abs")
+
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
@@ -50,6 +52,15 @@ def test_gradients_by_hand() -> None:
         d = torch.tensor([-1.5, 0.0, 0.3], dtype=torch.float64, requires_grad=True)
         kl.estimate(d, torch.zeros(3, dtype=torch.float64), kind=kind).sum().backward()
         torch.testing.assert_close(d.grad, gradient(d.detach()), rtol=0, atol=1e-12)
+
+
+def test_as_a_constant_only_k1_has_the_gradient_of_the_kl() -> None:
+    """By hand: p = softmax(t, 0) = (.6, .4), q = (.5, .5). d KL / dt = .6 * .4 * (log 1.2 - log .8) = .0973; as a
+    constant c in the reward the gradient is E[c d log p / dt] = .6 * .4 * (c of the first - c of the second)."""
+    p, q = torch.tensor([0.6, 0.4], dtype=torch.float64), torch.tensor([0.5, 0.5], dtype=torch.float64)
+    score = torch.tensor([0.4, -0.6], dtype=torch.float64)
+    pushed = {kind: float((p * kl.estimate(p.log(), q.log(), kind=kind) * score).sum()) for kind in _KINDS}
+    assert pushed == pytest.approx({"k1": 0.0973, "k2": -0.0020, "k3": -0.0027, "abs": -0.0098}, abs=5e-5)
 
 
 def test_unknown_kind_is_named() -> None:

@@ -271,6 +271,7 @@ def test_ipo_has_no_smoothing(tmp_path: Path) -> None:
      ["algorithm.tau_positive has no effect: algorithm.loss is clipped_surrogate",
       "algorithm.second_moment has no effect: algorithm.loss is clipped_surrogate"]),
     (["algorithm.kl.estimator=k1"], ["algorithm.kl.estimator has no effect: algorithm.kl.coefficient is 0"]),
+    (["algorithm.kl.place=reward"], ["algorithm.kl.place has no effect: algorithm.kl.coefficient is 0"]),
     (["algorithm.kl.coefficient=0.1", "algorithm.kl.horizon=9000"],
      ["algorithm.kl.horizon has no effect: algorithm.kl.target is not set"]),
     (["algorithm.behavior.mode=mine.py:weights", "algorithm.behavior.veto=0.1"],

@@ -85,7 +85,8 @@ class KLConfig(Section):
     hand. `proximal`: of the policy that the batch begins with, which a pass more over the batch's rows finds out."""
     estimator: Annotated[str, one_of(*KL_ESTIMATORS)] = "k3"
     """`k1`, `k2`, `k3`, `abs`, `k3+` (k3's value with k2's gradient; `place: loss` only), or a function of yours:
-    `path.py:function`."""
+    `path.py:function`. With `place: reward` it is `k1` unless given: there an estimate is a constant, and of these only
+    k1's pushes along the gradient of the KL."""
     target: float | None = Field(default=None, gt=0)
     """A KL of whole samples, in nats, towards which the coefficient moves (Ziegler et al. 2019)."""
     horizon: int = Field(default=10_000, ge=1)
@@ -93,10 +94,15 @@ class KLConfig(Section):
     controller: Annotated[str, one_of()] | None = None
     """A function of yours that gives the coefficient after each batch, instead of `target`: `path.py:function`."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_its_place(cls, given: Any) -> Any:
+        return {"estimator": "k1", **given} if isinstance(given, Mapping) and given.get("place") == "reward" else given
+
     @model_validator(mode="after")
     def _fits_its_place(self) -> KLConfig:
         if self.place == "reward" and self.estimator == "k3+":
-            raise ValueError("estimator is k3+, which differs from k3 in its gradient only; in the reward use k3")
+            raise ValueError("estimator is k3+, which differs from k3 in its gradient only; in the reward use k1")
         if self.target is not None and self.coefficient == 0:
             raise ValueError("target is set but coefficient is 0, from which nothing moves; give the first coefficient")
         if self.target is not None and self.controller is not None:

@@ -56,7 +56,12 @@ RECIPE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     """`given`, a section `algorithm` as it was written, over the defaults of the recipe that it names."""
     recipe = given.get("recipe", "grpo")
-    return _merge(RECIPE_DEFAULTS.get(recipe, {}) if isinstance(recipe, str) else {}, given)
+    defaults = dict(RECIPE_DEFAULTS.get(recipe, {})) if isinstance(recipe, str) else {}
+    kl, given_kl = defaults.get("kl", {}), given.get("kl")
+    if isinstance(given_kl, Mapping) and given_kl.get("place", kl.get("place")) != kl.get("place"):
+        # An estimator goes with its place: in the other one its gradient is not the KL's.
+        defaults["kl"] = {key: value for key, value in kl.items() if key != "estimator"}
+    return _merge(defaults, given)
 
 
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -158,7 +158,10 @@ def _of_algorithm(algorithm: AlgorithmConfig) -> Iterator[_Rule]:
     yield _Rule(own and not unweighted, "algorithm.behavior.", behavior, of_behavior, keys, reason)
 
     rest = tuple(key for key in type(kl).model_fields if key != "coefficient")
-    yield _Rule(kl.coefficient == 0, "algorithm.kl.", kl, usual.kl, rest, "algorithm.kl.coefficient is 0")
+    # The estimator follows the place, so a place that has no effect brings no second note.
+    usual_kl = AlgorithmConfig.model_validate({"recipe": algorithm.recipe, "kl": {"place": kl.place}}).kl
+    usual_kl = usual_kl.model_copy(update={"place": usual.kl.place})
+    yield _Rule(kl.coefficient == 0, "algorithm.kl.", kl, usual_kl, rest, "algorithm.kl.coefficient is 0")
     in_loss = kl.coefficient > 0 and kl.place == "loss"
     yield _Rule(in_loss, "algorithm.kl.", kl, usual.kl, ("of",), "algorithm.kl.place is loss")
     fixed = kl.coefficient > 0 and kl.target is None

@@ -13,6 +13,7 @@ from headrace.algorithms.recipes import DataflowError, Recipe, check_dataflow, c
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.trainer import ENTROPY_VOCABULARY
 from headrace.controller.building.threads import check_threads
+from headrace.controller.planning.algorithm_notes import algorithm_notes
 from headrace.controller.planning.backends import check_installed
 from headrace.controller.planning.context_room import Fit
 from headrace.controller.planning.given_inputs import check_inputs
@@ -170,6 +171,8 @@ def make_plan(config: TrainConfig, folder: Path | None = None, given: Given = NO
     fits = rows.fits(config, policy.room(config, text))
     notes = [*template_notes(config, template, rows.sets), *agent_notes]
     notes += length_notes(config, rows.counts(fits))
+    if not config.rollouts_only:
+        notes += algorithm_notes(config.algorithm)
     if policy.device.type == "cpu":
         notes += processor_notes(config)
     if config.data.too_long == "drop":
