@@ -55,9 +55,11 @@ def dpo(logprobs, reference, mask, sample_index, pair_index, chosen):
 def rm(scores, pair_index, chosen):
     return losses.reward_ranking(scores, pair_index, chosen)
 
-def interpolate(current, behavior, versions, batch):
+def interpolate(current, behavior, versions, batch, progress):
     from headrace.algorithms.proximal import loglinear
-    return loglinear(current, behavior, versions, proximal_version=batch, current_version=batch + 1)
+    if progress == 0:
+        return current
+    return loglinear(current, behavior, versions, proximal_version=batch, current_version=batch + progress)
 
 def by_hand(data):
     from headrace.algorithms.advantages import gae

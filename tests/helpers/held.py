@@ -52,6 +52,7 @@ class Held:
 
     async def step(self) -> StepReport:
         report: StepReport = self._trainer.step()
+        self.rows.stepped()
         return report
 
     async def let_go(self) -> Sequence[Ref | None]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.algorithms.policy_loss import PolicyLoss
+from headrace.algorithms.policy_loss import LossTerms, PolicyLoss, PolicyTokens
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.models.packing import MicroBatch, PackRow, pack
 from headrace.training.objective import PolicyObjective
@@ -19,6 +19,7 @@ def micro(**columns: np.ndarray) -> MicroBatch:
         "advantages": np.ones(4, np.float32),
         "versions": np.array([-1, 4, 4, 4], np.float32),
         "batch": np.full(4, 5.0, np.float32),
+        "made": np.zeros(4, np.float32),
     }
     return pack([PackRow(np.arange(4, dtype=np.int32), np.array([False, True, True, True]), {**own, **columns})])
 
@@ -42,9 +43,26 @@ def test_drift_and_the_steps_kl_are_against_the_weights_that_the_batch_begins_wi
     assert float(later.stats["step_kl"]) == pytest.approx(3 * k3, rel=1e-5)
     assert float(later.stats["drift_abs"]) == pytest.approx(0.9)
     if proximal == "loglinear":
-        # A step stale, at the end of which the policy is that of version 6: half of the way.
-        np.testing.assert_allclose(left["proximal"][1:], BEHAVIOR[1:] + 0.15, atol=1e-6)
+        np.testing.assert_array_equal(left["proximal"][1:], started[1:].numpy())
         assert later.columns.get("proximal") is None, "the first epoch's are those of all"
+
+
+@pytest.mark.parametrize(("made", "proximal"), [(0, -1.6), (1, -1.68), (3, -1.7714286)])
+def test_log_probs_are_interpolated_to_where_the_steps_before_led(made: int, proximal: float) -> None:
+    """By hand: sampled by version 4 at -2.0, and now at -1.6. After j of batch 5's 4 steps that is version 5 + j/4, so
+    that the log-prob at version 5 was -2.0 + 0.4 / (1 + j/4); before any it is -1.6, and nothing is clipped."""
+    config, given = AlgorithmConfig(proximal="loglinear", updates_per_batch=4, clip_high=0.2), []
+
+    class Loss(PolicyLoss):
+        def __call__(self, logprobs: torch.Tensor, data: PolicyTokens) -> LossTerms:
+            given.append(data.proximal)
+            return super().__call__(logprobs, data)
+
+    behavior = np.full(4, -2.0, np.float32)
+    columns = micro(logprobs=behavior, made=np.full(4, made, np.float32))
+    terms = PolicyObjective(config, Loss(config))(torch.full((4,), -1.6), columns)
+    assert given[0][1:].tolist() == pytest.approx([proximal] * 3)
+    assert float(terms.stats["clipped"]) == 0
 
 
 def test_one_step_leaves_the_policys_own_logprobs() -> None:

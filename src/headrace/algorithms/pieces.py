@@ -35,8 +35,9 @@ class Pieces:
     """(logprobs, reference) to the estimate, all [N]; differentiated if it is in the loss."""
     kl_controller: Callable[[float, float, int], float] | None = None
     """(coefficient, mean KL of the batch's samples, samples) to the next batch's coefficient."""
-    proximal: Callable[[Tensor, Tensor, Tensor, int], Tensor] | None = None
-    """(current, behavior, versions, batch), [N] but for the last, to the proximal policy's log-probs [N]."""
+    proximal: Callable[[Tensor, Tensor, Tensor, int, float], Tensor] | None = None
+    """(current, behavior, versions, batch, progress), [N] but for the last two, to the proximal policy's log-probs
+    [N]. `progress`: the share of the batch's optimiser steps that led to the current policy, 0 in the first."""
     advantage: Callable[..., Tensor | Mapping[str, Tensor]] | None = None
     """(data: `estimate.Compared`) to [E] or [N], or to a mapping with `advantages` and, for a critic, `returns`."""
     shaping: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None

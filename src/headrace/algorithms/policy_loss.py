@@ -221,7 +221,9 @@ def _own_stats(stats: Stats) -> Stats:
     return {f"{OWN}{name}": torch.as_tensor(value).detach() for name, value in stats.items()}
 
 
-def interpolated(current: Tensor, behavior: Tensor, versions: Tensor, batch: int) -> Tensor:
+def interpolated(current: Tensor, behavior: Tensor, versions: Tensor, batch: int, progress: float) -> Tensor:
     """Log-probs [N] of the proximal policy, from [N] each: that of batch k is version k, and its steps lead to version
-    k + 1."""
-    return proximal.loglinear(current, behavior, versions, proximal_version=batch, current_version=batch + 1)
+    k + 1. `progress`: the share of them that led to the current policy, which is the proximal one where it is 0."""
+    if progress == 0:
+        return current.detach()
+    return proximal.loglinear(current, behavior, versions, proximal_version=batch, current_version=batch + progress)

@@ -20,7 +20,7 @@ def logprobs(
     recomputed: Tensor | None = None,
     versions: Tensor | None = None,
     proximal_version: int | None = None,
-    current_version: int | None = None,
+    current_version: float | None = None,
 ) -> Tensor:
     """Proximal log-probs `[N]`, without a gradient.
 
@@ -49,13 +49,13 @@ def logprobs(
 
 
 def loglinear(
-    current: Tensor, behavior: Tensor, versions: Tensor, *, proximal_version: int, current_version: int
+    current: Tensor, behavior: Tensor, versions: Tensor, *, proximal_version: int, current_version: float
 ) -> Tensor:
     """log b + a (log c - log b) with a = (proximal - v) / (current - v), limited to [0, 1], `[N]`.
 
     AReaL's approximation (its documentation, "Proximal Log-Probability Approximation"), with v the version that
     sampled the token, b the behaviour and c the current policy. AReaL takes current_version - 1 as the proximal
-    one; so does a batch k here: its proximal policy is version k, and its steps are on the way to k + 1.
+    one. Here that of a batch k is version k, and after j of its U steps the current one is k + j/U.
 
     Exact at a token whose v is `proximal_version` (a = 0: the behaviour policy is the proximal one), where
     `proximal_version` is `current_version` (a = 1), where the token's log-prob did not move (b = c), and where it

@@ -195,8 +195,9 @@ class AlgorithmConfig(Section):
     behaviour policy is taken for the proximal one."""
     proximal: Annotated[str, one_of(*PROXIMALS)] = "recompute"
     """Whose log-probs the ratio is against, with several optimiser steps per batch. `recompute`: those that the
-    batch begins with, by a forward pass before the first; `loglinear`: the same, interpolated between behaviour and
-    current policy (AReaL) when a sample is first seen (over several epochs: of one step each); `behavior`: the
+    batch begins with, by a forward pass before the first; `loglinear`: the same, when a sample is first seen (over
+    several epochs: of one step each): as they are in the first step, later interpolated between behaviour and current
+    policy (AReaL); `behavior`: the
     behaviour policy's, so that no weights correct for staleness; `current`: the policy's own, so that nothing is
     clipped (not over several epochs); or a function of yours: `path.py:function`."""
     clip_low: float = Field(default=0.2, ge=0)

@@ -66,7 +66,9 @@ class PolicyObjective:
             proximal = columns["logprobs"]
         elif proximal is None and interpolates:
             versions, batch = columns["versions"].long(), int(columns["batch"][0])
-            proximal = left["proximal"] = self._interpolated(began, columns["logprobs"], versions, batch)
+            # Over several epochs, of one step each, a sample is first seen before any.
+            progress = float(columns["made"][0]) / self._config.updates_per_batch
+            proximal = left["proximal"] = self._interpolated(began, columns["logprobs"], versions, batch, progress)
         kept, fresh = columns.get("kept"), columns.get("fresh")
         terms = self._loss(
             logprobs,

@@ -52,7 +52,10 @@ def load_pieces(config: TrainConfig) -> Pieces:
             pieces.not_a_coefficient,
         ),
         proximal=load_piece(
-            "algorithm.proximal", algorithm.proximal, ("current", "behavior", "versions", "batch"), pieces.not_alike
+            "algorithm.proximal",
+            algorithm.proximal,
+            ("current", "behavior", "versions", "batch", "progress"),
+            pieces.not_alike,
         ),
         advantage=load_piece("algorithm.advantage", algorithm.advantage, ("data",), pieces.not_an_advantage),
         shaping=load_piece(

@@ -196,6 +196,8 @@ class TrainerRank:
         """See `Trainer.step`."""
         report = self._trainer.step()
         self._steps += 1
+        if self._held is not None:
+            self._held.stepped()
         read, told = self._reader.taken()
         return replace(report, read_bytes=read, told_bytes=told)
 
