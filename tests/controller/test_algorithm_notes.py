@@ -32,8 +32,22 @@ def test_k1_in_the_loss() -> None:
     assert not notes(kl={**kl, "place": "reward"})
 
 
+@pytest.mark.parametrize("loss", ["cispo", "gspo", "geometric_mean", "sapo"])
+def test_a_loss_whose_ratio_is_always_one(loss: str) -> None:
+    assert notes(loss=loss) == [
+        f"algorithm.loss is {loss} and there is one optimiser step per batch, so that its ratio is 1 and limits "
+        "nothing, as in reinforce; set algorithm.updates_per_batch above 1"
+    ]
+    several = {"loss": loss, "updates_per_batch": 4}
+    assert [line[-13:] for line in notes(**several, proximal="current")] == ["use recompute"]
+    assert not notes(**several)
+    assert not notes(loss=loss, objective="naive")
+    assert not notes(loss=loss, proximal="behavior")
+
+
 def test_where_there_is_nothing_to_say() -> None:
     assert not notes(kl={"coefficient": 0.04, "place": "reward"})
+    assert not notes(recipe="grpo")
     assert not notes(kl={"place": "reward", "estimator": "k3"})
     assert not notes(kl={"coefficient": 0.04, "place": "reward", "estimator": "mine.py:f"})
 

@@ -201,7 +201,9 @@ class AlgorithmConfig(Section):
     behaviour policy's, so that no weights correct for staleness; `current`: the policy's own, so that nothing is
     clipped (not over several epochs); or a function of yours: `path.py:function`."""
     clip_low: float = Field(default=0.2, ge=0)
-    """The ratio is clipped below 1 - clip_low where the advantage is negative."""
+    """The ratio is clipped below 1 - clip_low where the advantage is negative. Unless given, it and `clip_high` are the
+    recipe's; of another loss than the recipe's those of its paper: 0.2 and 0.2 (`clipped_surrogate`), 1 and 4
+    (`cispo`), 0.0003 and 0.0004 (`gspo`), 0.4 and 0.4 of the log-ratio (`geometric_mean`)."""
     clip_high: float = Field(default=0.28, ge=0)
     """The ratio is clipped above 1 + clip_high where the advantage is positive."""
     dual_clip: float | None = Field(default=None, gt=1)
@@ -299,6 +301,12 @@ class AlgorithmConfig(Section):
     def steps_per_batch(self) -> int:
         """Optimiser steps of the actor on a batch, unless `stop_kl` ends them."""
         return self.epochs_per_batch * self.updates_per_batch
+
+    @property
+    def ratio_is_one(self) -> bool:
+        """Whether the policy in training is always the one that its ratio is against, so that nothing is clipped."""
+        one_step = self.steps_per_batch == 1 and self.proximal != "behavior"
+        return self.objective == "decoupled" and (one_step or self.proximal == "current")
 
     @property
     def distils(self) -> bool:

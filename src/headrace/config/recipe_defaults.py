@@ -22,8 +22,15 @@ RECIPE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "dr_grpo": {"advantage": "mean_only", "clip_high": 0.2, "aggregation": "sample_sum"},
     # Yu et al. 2025, arXiv 2503.14476: a higher upper clip, means over tokens, no KL.
     "dapo": {},
-    # Zheng et al. 2025, arXiv 2507.18071, section 5.1.
-    "gspo": {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sample_mean"},
+    # Zheng et al. 2025, arXiv 2507.18071, section 5.1; the weights that correct for staleness are at the level of its
+    # ratio. Its four mini-batches a batch are not set: see docs/recipes.md.
+    "gspo": {
+        "loss": "gspo",
+        "clip_low": 3e-4,
+        "clip_high": 4e-4,
+        "behavior": {"level": "geometric"},
+        "aggregation": "sample_mean",
+    },
     # MiniMax 2025, arXiv 2506.13585: no lower bound on the weight.
     "cispo": {"loss": "cispo", "clip_low": 1.0, "clip_high": 4.0},
     # Gao et al. 2025, arXiv 2511.20347.
@@ -52,11 +59,23 @@ RECIPE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "opd": {"advantage": "distillation", "loss": "reinforce"},
 }
 
+LOSS_CLIPS: Mapping[str, tuple[float, float]] = {
+    "clipped_surrogate": (0.2, 0.2),
+    "cispo": (1.0, 4.0),
+    "gspo": (3e-4, 4e-4),
+    "geometric_mean": (0.4, 0.4),
+}
+"""`clip_low` and `clip_high` of a loss that is not the recipe's, as its paper has them (PPO, MiniMax-M1, GSPO, GMPO):
+what is clipped, and how far it moves, differs from loss to loss."""
+
 
 def with_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     """`given`, a section `algorithm` as it was written, over the defaults of the recipe that it names."""
     recipe = given.get("recipe", "grpo")
     defaults = dict(RECIPE_DEFAULTS.get(recipe, {})) if isinstance(recipe, str) else {}
+    loss = given.get("loss")
+    if isinstance(loss, str) and loss in LOSS_CLIPS and loss != defaults.get("loss", "clipped_surrogate"):
+        defaults["clip_low"], defaults["clip_high"] = LOSS_CLIPS[loss]
     kl, given_kl = defaults.get("kl", {}), given.get("kl")
     if isinstance(given_kl, Mapping) and given_kl.get("place", kl.get("place")) != kl.get("place"):
         # An estimator goes with its place: in the other one its gradient is not the KL's.

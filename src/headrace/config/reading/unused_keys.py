@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.base import Section
 from headrace.config.pairs import DPOConfig, RMConfig
+from headrace.config.recipe_defaults import LOSS_CLIPS
 from headrace.config.sft import SFTConfig
 from headrace.config.train import TrainConfig
 from headrace.config.trainer import LRScheduleConfig
@@ -32,7 +33,7 @@ def ineffective(config: TrainConfig | SFTConfig | RMConfig | DPOConfig) -> list[
     """One line for each key set to something else than its default that nothing will read, with the reason."""
     given = set[str]()
     if isinstance(config, TrainConfig):
-        rules = [*_of_run(config), *_of_algorithm(config.algorithm), *_of_models(config)]
+        rules = [*_of_run(config), *_of_algorithm(config.algorithm), *_of_clips(config.algorithm), *_of_models(config)]
         if config.runtime.kind == "ray":
             given = {"placement"}  # by us
     else:
@@ -175,6 +176,19 @@ def _of_algorithm(algorithm: AlgorithmConfig) -> Iterator[_Rule]:
     ):
         reason = f"algorithm.shaping.{needs} is not set"
         yield _Rule(not (set_ or ignored), "algorithm.shaping.", shaping, usual.shaping, (key,), reason)
+
+
+def _of_clips(algorithm: AlgorithmConfig) -> Iterator[_Rule]:
+    usual, loss = AlgorithmConfig(recipe=algorithm.recipe), algorithm.loss
+    if loss not in _CLIPPED or not algorithm.ratio_is_one:
+        return
+    if loss != usual.loss:
+        low, high = LOSS_CLIPS[loss]
+        usual = usual.model_copy(update={"clip_low": low, "clip_high": high})
+    one_step = "with one optimiser step per batch the ratio is 1"
+    why = "algorithm.proximal is current" if algorithm.proximal == "current" else one_step
+    keys = ("clip_low", "clip_high", *(("dual_clip",) if loss == "clipped_surrogate" else ()))
+    yield _Rule(True, "algorithm.", algorithm, usual, keys, why)
 
 
 def _defaults(section: Section) -> Section:
