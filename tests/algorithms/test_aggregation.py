@@ -18,10 +18,10 @@ SAMPLES = torch.tensor([3, 3, 3, 5, 8])
 
 @pytest.mark.parametrize(
     ("mode", "numerator", "denominator"),
-    [("token_mean", 9, 3), ("sample_mean", 1.5 + 6, 2), ("sample_sum", 9, 2)],
+    [("token_mean", 9, 3), ("sample_mean", 1.5 + 6, 2), ("sample_sum", 9, 2), ("constant_length", 9, 2 * 10)],
 )
 def test_by_hand(mode: str, numerator: float, denominator: float) -> None:
-    actual = aggregate(LOSSES, MASK, SAMPLES, mode=mode)
+    actual = aggregate(LOSSES, MASK, SAMPLES, mode=mode, length=10)
     assert (actual[0].item(), actual[1].item()) == (numerator, denominator)
     assert actual[0].dtype == actual[1].dtype == F64
     assert actual[0].shape == actual[1].shape == ()
@@ -48,6 +48,11 @@ def test_nothing_inside_the_mask_gives_zero_over_zero_and_still_differentiates(m
     assert (numerator.item(), denominator.item()) == (0, 0)
     assert losses.grad is not None
     assert losses.grad.tolist() == [0.0] * 5
+
+
+def test_a_constant_length_has_to_be_given() -> None:
+    with pytest.raises(ValueError, match="no length is given"):
+        aggregate(LOSSES, MASK, SAMPLES, mode="constant_length")
 
 
 def test_unknown_mode_is_named() -> None:

@@ -113,6 +113,17 @@ def test_the_mismatch_is_of_fresh_tokens_and_the_trainers_log_probs() -> None:
     assert terms.numerator.item() == plain.numerator.item(), "what is measured changes no loss"
 
 
+def test_dr_grpo_divides_by_the_longest_answer_and_not_by_its_own_length() -> None:
+    """By hand, on the policy's own tokens: three of two samples with advantages 1, 1 and -2, answers of 10 at most; the
+    loss is -(1 + 1 - 2) / 20 and the gradients of its tokens -1/20, -1/20 and 2/20."""
+    logprobs = CURRENT.log().requires_grad_()
+    data = PolicyTokens(mask=MASK, sample_index=SAMPLES, behavior=CURRENT.log(), advantages=ADVANTAGES)
+    terms = PolicyLoss(AlgorithmConfig(recipe="dr_grpo"), max_length=10)(logprobs, data)
+    (terms.numerator / terms.denominator).backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([-0.05, -0.05, 0.1, 0.0])
+
+
 def test_a_micro_batch_without_trained_tokens_adds_nothing() -> None:
     logprobs = tensor(-1.0, -2.0).requires_grad_()
     zero = tensor(0.0, 0.0)
@@ -157,12 +168,12 @@ def terms_of(loss: PolicyLoss, samples, with_proximal: bool) -> tuple[LossTerms,
 @given(
     st.lists(sample, min_size=1, max_size=6),
     st.sampled_from(["decoupled", "naive"]),
-    st.sampled_from(["token_mean", "sample_mean"]),
+    st.sampled_from(["token_mean", "sample_mean", "constant_length"]),
     st.booleans(),
     st.randoms(use_true_random=False),
 )
 def test_micro_batches_of_any_split_add_up(samples, objective, aggregation, with_proximal, random) -> None:
-    loss = PolicyLoss(AlgorithmConfig(objective=objective, aggregation=aggregation))
+    loss = PolicyLoss(AlgorithmConfig(objective=objective, aggregation=aggregation), max_length=16)
     whole, gradients = terms_of(loss, samples, with_proximal)
     order = list(range(len(samples)))
     random.shuffle(order)

@@ -115,7 +115,7 @@ def test_the_arguments_of_trl_s_grpo_config(ending: str, tmp_path: Path, capsys:
         "epochs_per_batch": 2,
         "clip_low": 0.2,
         "clip_high": 0.2,
-        "aggregation": "sample_sum",
+        "aggregation": "constant_length",
         "advantage": "mean_only",
     }
     assert config["trainer"] == {

@@ -367,7 +367,7 @@ def test_the_configuration_page_shows_the_values_that_count() -> None:
     assert "| `lr` | number (> 0) | `1e-06` |" in sections["`trainer.optimizer`"]
     # Yu et al. 2025, arXiv 2503.14476; Liu et al. 2025, arXiv 2503.20783.
     assert '| `dapo` | `clip_high: 0.28`, `aggregation: "token_mean"` |' in algorithm
-    assert '| `dr_grpo` | `advantage: "mean_only"`, `aggregation: "sample_sum"` |' in algorithm
+    assert '| `dr_grpo` | `advantage: "mean_only"`, `aggregation: "constant_length"` |' in algorithm
     assert '| `rloo` | `advantage: "leave_one_out"`, `loss: "reinforce"`, `kl.coefficient: 0.03`' in algorithm, (
         "unclipped"
     )

@@ -63,7 +63,7 @@ def test_it_runs(tmp_path: Path, model: Path, recipe: str) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_its_loss_falls_on_a_fixed_batch(model: Path, recipe: str) -> None:
     algorithm = AlgorithmConfig(recipe=recipe)
-    objective = PolicyObjective(algorithm, PolicyLoss(algorithm))
+    objective = PolicyObjective(algorithm, PolicyLoss(algorithm, max_length=20))
     prepare = prepare_batch(algorithm)
     trainer = HFTrainer(
         load_causal_lm(model, dtype=torch.float32, device="cpu"),

@@ -81,11 +81,18 @@ class PolicyLoss:
     """
 
     def __init__(
-        self, config: AlgorithmConfig, pieces: Pieces | None = None, coefficient: Coefficient | None = None
+        self,
+        config: AlgorithmConfig,
+        pieces: Pieces | None = None,
+        coefficient: Coefficient | None = None,
+        *,
+        max_length: int | None = None,
     ) -> None:
-        """`coefficient`: of a KL in the loss; that of `config` unless given."""
+        """`coefficient`: of a KL in the loss; that of `config` unless given. `max_length`: tokens that the policy may
+        sample in a turn; the aggregation `constant_length` needs it."""
         self._config = config
         self._pieces = pieces or Pieces()
+        self._max_length = max_length
         self._coefficient: Coefficient = coefficient or KLCoefficient(config.kl)
 
     def __call__(self, logprobs: Tensor, data: PolicyTokens) -> LossTerms:
@@ -171,7 +178,7 @@ class PolicyLoss:
             numerator, denominator = self._pieces.aggregation(per_token, mask, sample_index)
             return numerator, denominator.detach()
         mode = cast(aggregation.Mode, self._config.aggregation)
-        return aggregation.aggregate(per_token, mask, sample_index, mode=mode)
+        return aggregation.aggregate(per_token, mask, sample_index, mode=mode, length=self._max_length)
 
     def _loss(self, logprobs: Tensor, anchor: Tensor, advantages: Tensor, data: PolicyTokens) -> Loss:
         config = self._config

@@ -40,7 +40,7 @@ LOSSES = ("clipped_surrogate", "cispo", "gspo", "geometric_mean", "sapo", "m2po"
 BEHAVIOR_MODES = ("truncate", "mask", "clip")
 PROXIMALS = ("recompute", "loglinear", "behavior", "current")
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k3+")
-AGGREGATIONS = ("token_mean", "sample_mean", "sample_sum")
+AGGREGATIONS = ("token_mean", "sample_mean", "sample_sum", "constant_length")
 BY_GROUP = (
     "group_normalized",
     "batch_normalized",
@@ -222,7 +222,8 @@ class AlgorithmConfig(Section):
     """Coefficient of an entropy bonus."""
     shaping: ShapingConfig = ShapingConfig()
     aggregation: Annotated[str, one_of(*AGGREGATIONS)] = "token_mean"
-    """`token_mean`, `sample_mean`, `sample_sum`, or a function of yours: `path.py:function`."""
+    """`token_mean`, `sample_mean`, `sample_sum`, `constant_length` (a sample's sum divided by
+    `rollout.sampling.max_new_tokens`, whatever its turns), or a function of yours: `path.py:function`."""
     stages: tuple[StageConfig, ...] = ()
     """Stages of yours, which add columns."""
     advantage_reads: tuple[str, ...] = ()

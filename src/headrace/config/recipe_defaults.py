@@ -18,8 +18,8 @@ RECIPE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "lam": 0.95,
         "kl": {"coefficient": 0.02, "place": "reward", "estimator": "k1"},
     },
-    # Liu et al. 2025, arXiv 2503.20783: no deviation in the advantage, no length in the loss.
-    "dr_grpo": {"advantage": "mean_only", "clip_high": 0.2, "aggregation": "sample_sum"},
+    # Liu et al. 2025, arXiv 2503.20783: no deviation in the advantage, no sample's own length in the loss.
+    "dr_grpo": {"advantage": "mean_only", "clip_high": 0.2, "aggregation": "constant_length"},
     # Yu et al. 2025, arXiv 2503.14476: a higher upper clip, means over tokens, no KL.
     "dapo": {},
     # Zheng et al. 2025, arXiv 2507.18071, section 5.1; the weights that correct for staleness are at the level of its

@@ -102,7 +102,7 @@ def _loss(value: Any, settings: Settings) -> Mapping[str, Any]:
         "grpo": {"algorithm.aggregation": "sample_mean"},
         "bnpo": {"algorithm.aggregation": "token_mean"},
         "dapo": {"algorithm.aggregation": "token_mean"},
-        "dr_grpo": {"algorithm.aggregation": "sample_sum"},
+        "dr_grpo": {"algorithm.aggregation": "constant_length"},
         "cispo": {"algorithm.loss": "cispo", "algorithm.aggregation": "token_mean"},
         "sapo": {"algorithm.loss": "sapo", "algorithm.aggregation": "sample_mean"},
     }

@@ -80,10 +80,11 @@ class TrainerWorker(TrainerRank):
         columns = output_columns(algorithm, truncated=config.truncates, record_entropy=spec.records_entropy)
         coefficient = TakenCoefficient(algorithm.kl.coefficient)
         model, weights, source = _policy(spec, host)
+        loss = PolicyLoss(algorithm, pieces, coefficient, max_length=sampling.max_new_tokens)
         trainer = HFTrainer(
             model,
             config=config.trainer,
-            loss=PolicyObjective(algorithm, PolicyLoss(algorithm, pieces, coefficient), pieces, columns),
+            loss=PolicyObjective(algorithm, loss, pieces, columns),
             total_steps=spec.total_steps,
             temperature=sampling.temperature,
             dtype=getattr(torch, config.model.dtype),
