@@ -240,7 +240,8 @@ class AlgorithmConfig(Section):
     samples each step has is drawn from (`seed`, batch, epoch)."""
     stop_kl: float | None = Field(default=None, gt=0)
     """The actor's epochs over a batch end after one in which the mean KL (k3, per token, in nats) of the policy that
-    the batch began with to the one that was trained was above this. The critic goes on."""
+    the batch began with to the one that was trained was above this. The critic goes on. `trainer.lr_schedule` is
+    over the steps of all epochs: a run in which some are left out ends at a higher rate than `min_ratio` says."""
 
     @model_validator(mode="before")
     @classmethod
