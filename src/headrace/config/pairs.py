@@ -20,7 +20,7 @@ from headrace.config.sft import (
     differ,
 )
 from headrace.config.template import TemplateConfig
-from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
+from headrace.config.trainer import LRScheduleConfig, OptimizerConfig, SupervisedOptimizerConfig
 from headrace.config.values.name_or_function import one_of
 
 
@@ -53,7 +53,7 @@ class PairTrainerConfig(Section):
     steps: int | None = Field(default=None, ge=1)
     """Optimiser steps; one pass over the data unless given."""
     pairs_per_batch: int = Field(default=64, ge=1)
-    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-6)
+    optimizer: OptimizerConfig = OptimizerConfig()
     lr_schedule: LRScheduleConfig = LRScheduleConfig()
     max_grad_norm: float = Field(default=1.0, gt=0)
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
@@ -62,10 +62,14 @@ class PairTrainerConfig(Section):
     """Ranks that train the model together, each a process of its own, as of `headrace train`. See docs/layouts.md."""
 
 
+class RMTrainerConfig(PairTrainerConfig):
+    optimizer: SupervisedOptimizerConfig = SupervisedOptimizerConfig()
+
+
 class RMConfig(Section):
     model: ModelConfig
     data: PairDataConfig
-    trainer: PairTrainerConfig = PairTrainerConfig(optimizer=OptimizerConfig(lr=1e-5))
+    trainer: RMTrainerConfig = RMTrainerConfig()
     loss: Annotated[str, one_of("reward_ranking")] = "reward_ranking"
     """`reward_ranking` (Bradley-Terry), or a function of yours: `path.py:function`."""
     margin: float = Field(default=0.0, ge=0)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from headrace.config.base import Section
 from headrace.config.layout import LayoutConfig
-from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
+from headrace.config.trainer import LRScheduleConfig, SupervisedOptimizerConfig
 from headrace.config.values.name_or_function import one_of
 
 
@@ -69,7 +69,7 @@ class CriticConfig(Section):
 
     model: str | None = None
     """A folder or Hub name; the policy's, with a new head, unless given."""
-    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
+    optimizer: SupervisedOptimizerConfig = SupervisedOptimizerConfig()
     lr_schedule: LRScheduleConfig = LRScheduleConfig()
     max_grad_norm: float = Field(default=1.0, gt=0)
     loss: Annotated[str, one_of("value_loss")] = "value_loss"

@@ -15,7 +15,7 @@ from headrace.config.model import ModelConfig
 from headrace.config.runtime import PassStuckConfig
 from headrace.config.template import TemplateConfig
 from headrace.config.track import TrackerConfig, each_once
-from headrace.config.trainer import LRScheduleConfig, OptimizerConfig
+from headrace.config.trainer import LRScheduleConfig, SupervisedOptimizerConfig
 from headrace.config.values.hosts import one_host
 from headrace.config.values.name_or_function import one_of
 
@@ -62,7 +62,7 @@ class SFTTrainerConfig(Section):
     steps: int | None = Field(default=None, ge=1)
     """Optimiser steps; one pass over the data unless given."""
     samples_per_batch: int = Field(default=64, ge=1)
-    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
+    optimizer: SupervisedOptimizerConfig = SupervisedOptimizerConfig()
     lr_schedule: LRScheduleConfig = LRScheduleConfig()
     max_grad_norm: float = Field(default=1.0, gt=0)
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)

@@ -24,6 +24,13 @@ class OptimizerConfig(Section):
     steps."""
 
 
+class SupervisedOptimizerConfig(OptimizerConfig):
+    """Of what learns from targets that it is given: a class of its own, so that its `lr` stays where others of its keys
+    are set."""
+
+    lr: float = Field(default=1e-5, gt=0)
+
+
 class LRScheduleConfig(Section):
     """Counted in optimiser steps, of which a batch may have several."""
 
