@@ -121,7 +121,7 @@ def test_the_arguments_of_trl_s_grpo_config(ending: str, tmp_path: Path, capsys:
     assert config["trainer"] == {
         "optimizer": {"lr": 1e-6, "betas": [0.9, 0.95]},
         "batches": 100,
-        "lr_schedule": {"warmup_steps": 40},
+        "lr_schedule": {"warmup_steps": 40, "kind": "linear"},
     }
     assert (config["checkpoint"], config["track"]) == ({"every": 10}, ["wandb"])
     left = out.partition("could not translate")[2]
@@ -186,9 +186,10 @@ def test_the_settings_of_verl(ending: str, tmp_path: Path, capsys: Captured) -> 
         "kl": {"place": "loss", "coefficient": 0.001, "estimator": "k3"},
         "clip_low": 0.2,
         "clip_high": 0.28,
+        "dual_clip": 3.0,
         "aggregation": "sample_mean",
     }
-    assert config["trainer"] == {"optimizer": {"lr": 1e-6}, "epochs": 15}
+    assert config["trainer"] == {"optimizer": {"lr": 1e-6, "weight_decay": 0.01}, "epochs": 15}
     assert config["critic"] == {"optimizer": {"lr": 1e-5}}
     assert (config["track"], config["evaluation"]) == (
         ["wandb"],
@@ -235,9 +236,11 @@ def test_any_value_of_any_setting_is_translated_or_listed(trainer: str, data: st
     rules = {"trl": trl.RULES, "verl": verl.RULES}[trainer]
     names = st.sampled_from([*rules, *SYNONYMS, "seed", "critic.lr", "", "a..b"])
     found = data.draw(st.dictionaries(names, VALUES, max_size=6))
-    translation = translate(found, rules)
-    told = [one.name for one in (*translation.done, *translation.left)]
+    defaults = {"trl": trl.defaults, "verl": verl.defaults}[trainer]
+    translation, plain = translate(found, rules, defaults), translate(found, rules)
+    told = [one.name for one in (*plain.done, *plain.left)]
     assert sorted(told) == sorted(name for name, value in found.items() if value is not None)
+    assert {key: translation.values[key] for key in plain.values} == plain.values, "what is given wins"
     assert all(one.words for one in translation.left)
 
 

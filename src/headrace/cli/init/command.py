@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from functools import reduce
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,18 @@ from headrace.config import ConfigError, TrainConfig, load_config
 from headrace.config.values.paths import path_of
 
 README = "README.md"
+_SIZES = {
+    # GRPOConfig of TRL 1.16.0: 8 responses a device (one, here), 8 of a prompt.
+    "trl": {"rollout.prompts_per_batch": 1, "rollout.samples_per_prompt": 8, "rollout.sampling.max_new_tokens": 512},
+    # ppo_trainer.yaml of verl 0.9.1.
+    "verl": {
+        "rollout.prompts_per_batch": 1024,
+        "rollout.samples_per_prompt": 1,
+        "rollout.sampling.max_new_tokens": 512,
+        "trainer.epochs": 30,
+    },
+}
+"""What sizes are there unless given."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,13 +59,13 @@ def _translation(trainer: str, name: str) -> Translation:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--from {trainer} {file} cannot be read: {error}; give a text file") from error
     if trainer == "trl":
-        from headrace.cli.init.trl import RULES, read
+        from headrace.cli.init.trl import RULES, defaults, read
     else:
-        from headrace.cli.init.verl import RULES, read
+        from headrace.cli.init.verl import RULES, defaults, read
     settings = read(text, file)
     if not settings:
         raise ConfigError(f"{file} has no settings of {trainer}; docs/python.md says which files are read")
-    return translate(settings, RULES)
+    return translate(settings, RULES, defaults)
 
 
 def _write(folder: Path, values: dict[str, Any], source: list[str] | None) -> list[Path]:
@@ -77,6 +90,11 @@ def _report(translation: Translation, trainer: str) -> None:
     print(f"translated {len(translation.done)} settings:")
     for one in translation.done:
         print(f"  {one.name:<{width}}  {one.words}")
+    if translation.assumed:
+        width = max(len(one.name) for one in translation.assumed)
+        print(f"took {len(translation.assumed)} that are not set as {trainer} has them:")
+        for one in translation.assumed:
+            print(f"  {one.name:<{width}}  {one.words}")
     if translation.left:
         width = max(len(one.name) for one in translation.left)
         print(f"could not translate {len(translation.left)}:")
@@ -93,6 +111,14 @@ def _report(translation: Translation, trainer: str) -> None:
 def _notes(translation: Translation, trainer: str) -> list[str]:
     """What differs though no setting says so."""
     notes = []
+    ours = load_config(TrainConfig, {"model": {"path": "model"}, "data": {"train": "train.jsonl"}}).model_dump()
+    sizes = []
+    for key, there in _SIZES[trainer].items():
+        here = reduce(lambda section, name: section[name], key.split("."), ours)
+        if key not in translation.values and here != there:
+            sizes.append(f"{key} ({here}; there {there})")
+    if sizes:
+        notes.append(f"no setting gives these sizes, which are ours: {', '.join(sizes)}")
     if not any(key.startswith("async.") for key in translation.values):
         notes.append(
             f"{trainer} generates and trains in turns, and config.yaml has async.mode: async with max_staleness: 2, "

@@ -41,6 +41,10 @@ Rule = Callable[[Any, Settings], Mapping[str, Any]]
 """Given a value and all settings: values by key of ours; none where ours is that without a key. Raises Unknown."""
 
 
+Defaults = Callable[[Settings], Settings]
+"""Given all settings: those that are not set, and are there something else than here unless they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     name: str
@@ -53,9 +57,11 @@ class Translation:
     """By dotted key."""
     done: list[Told] = field(default_factory=list)
     left: list[Told] = field(default_factory=list)
+    assumed: list[Told] = field(default_factory=list)
+    """Settings that the file leaves at the other trainer's defaults."""
 
 
-def translate(settings: Settings, rules: Mapping[str, Rule]) -> Translation:
+def translate(settings: Settings, rules: Mapping[str, Rule], defaults: Defaults = lambda settings: {}) -> Translation:
     """`rules`: by the end of a dotted name; the longest counts. A setting that is None is not set."""
     translation, known = Translation(), list(known_keys(TrainConfig))
     for name, value in settings.items():
@@ -77,8 +83,26 @@ def translate(settings: Settings, rules: Mapping[str, Rule]) -> Translation:
         translation.values |= found
         words = ", ".join(f"{key}: {one!r}" for key, one in found.items())
         translation.done.append(Told(name, words or "is so here without a key"))
+    _assume(translation, settings, rules, known, defaults(settings))
     _gather(translation, "data.train")
     return translation
+
+
+def _assume(
+    translation: Translation, settings: Settings, rules: Mapping[str, Rule], known: Sequence[str], defaults: Settings
+) -> None:
+    """What `defaults` come to, at keys that no setting was translated to."""
+    for name, value in defaults.items():
+        if settings.get(name) is not None:
+            continue
+        try:
+            found = _found(name, value, settings, rules, known)
+        except Unknown as error:
+            translation.left.append(Told(name, f"it is {value!r} unless given: {error}"))
+            continue
+        if new := {key: one for key, one in found.items() if key not in translation.values}:
+            translation.values |= new
+            translation.assumed.append(Told(name, ", ".join(f"{key}: {one!r}" for key, one in new.items())))
 
 
 def _gather(translation: Translation, key: str) -> None:

@@ -87,9 +87,29 @@ def _batches(key: str) -> Rule:
     return rule
 
 
+def defaults(settings: Settings) -> Settings:
+    """Of TRL 1.16.0's `GRPOConfig`, with what it has of transformers' `TrainingArguments`, where the recipe `grpo` or
+    the trainer here has others."""
+    found: dict[str, Any] = {"loss_type": "dapo", "lr_scheduler_type": "linear"}
+    if not isinstance(loss := settings.get("loss_type"), str) or loss not in ("cispo", "sapo"):
+        found["epsilon"] = 0.2
+    if settings.get("max_steps") in (None, -1):
+        found["num_train_epochs"] = 3
+    return found
+
+
 def _epsilon(value: Any, settings: Settings) -> Mapping[str, Any]:
+    if settings.get("loss_type") == "cispo":
+        raise Unknown("with loss_type cispo only epsilon_high counts: algorithm.clip_high")
     high = {} if settings.get("epsilon_high") is not None else {"algorithm.clip_high": value}
     return {"algorithm.clip_low": value, **high}
+
+
+def _epsilon_high(value: Any, settings: Settings) -> Mapping[str, Any]:
+    """With `cispo` the weight is at most this; else the ratio is clipped at 1 + this."""
+    if settings.get("loss_type") == "cispo":
+        return {"algorithm.clip_high": _number(settings, "epsilon_high", 0) - 1}
+    return {"algorithm.clip_high": value}
 
 
 def _betas(value: Any, settings: Settings) -> Mapping[str, Any]:
@@ -103,7 +123,7 @@ def _loss(value: Any, settings: Settings) -> Mapping[str, Any]:
         "bnpo": {"algorithm.aggregation": "token_mean"},
         "dapo": {"algorithm.aggregation": "token_mean"},
         "dr_grpo": {"algorithm.aggregation": "constant_length"},
-        "cispo": {"algorithm.loss": "cispo", "algorithm.aggregation": "token_mean"},
+        "cispo": {"algorithm.loss": "cispo", "algorithm.clip_low": 1.0, "algorithm.aggregation": "token_mean"},
         "sapo": {"algorithm.loss": "sapo", "algorithm.aggregation": "sample_mean"},
     }
     if value not in known:
@@ -210,6 +230,7 @@ RULES: Mapping[str, Rule] = {
     "bf16": unless(False, one_of("model.dtype", {True: "bfloat16"})),
     "fp16": unless(False, never("there is no float16 here; model.dtype: bfloat16 has the same size")),
     "epsilon": _epsilon,
+    "epsilon_high": _epsilon_high,
     "loss_type": _loss,
     "scale_rewards": one_of("algorithm.advantage", _SCALES),
     "importance_sampling_level": unless("token", one_of("algorithm.loss", {"sequence": "gspo"})),

@@ -155,6 +155,36 @@ def _updates(value: Any, settings: Settings) -> Mapping[str, Any]:
     return {"algorithm.updates_per_batch": count}
 
 
+def defaults(settings: Settings) -> Settings:
+    """Of verl 0.9.1's `ppo_trainer.yaml`, where the recipe `grpo` or the trainer here has others."""
+    actor, mode = "actor_rollout_ref.actor", _loss_mode(settings)
+    of_samples = mode in ("geo_mean", "sapo")
+    found: dict[str, Any] = {
+        "algorithm.adv_estimator": "gae",
+        f"{actor}.clip_ratio": 0.2,
+        # These two aggregate so whatever the key says.
+        f"{actor}.loss_agg_mode": "seq-mean-token-mean" if of_samples else "token-mean",
+        f"{actor}.optim.weight_decay": 0.01,
+    }
+    if mode == "vanilla":
+        found[f"{actor}.clip_ratio_c"] = 3.0
+    batch, mini = settings.get("data.train_batch_size"), 256
+    if isinstance(batch, int) and batch > mini:
+        found[f"{actor}.ppo_mini_batch_size"] = mini
+    if _is_on(settings, "use_kl_loss"):
+        found |= {f"{actor}.kl_loss_coef": 0.001, f"{actor}.kl_loss_type": "low_var_kl"}
+    elif _is_on(settings, "use_kl_in_reward"):
+        found |= {"algorithm.kl_ctrl.kl_coef": 0.001, "algorithm.kl_penalty": "kl"}
+    if settings.get("algorithm.adv_estimator") in (None, "gae"):
+        found |= {"algorithm.lam": 1.0, "critic.cliprange_value": 0.5, "critic.optim.weight_decay": 0.01}
+    return found
+
+
+def _loss_mode(settings: Settings) -> Any:
+    given = [value for name, value in settings.items() if name.rpartition(".")[2] == "loss_mode"]
+    return given[-1] if given else "vanilla"
+
+
 def _clip(value: Any, settings: Settings) -> Mapping[str, Any]:
     names = {"clip_ratio_low": "algorithm.clip_low", "clip_ratio_high": "algorithm.clip_high"}
     given = {name.rpartition(".")[2] for name in settings}
@@ -165,11 +195,15 @@ def _is_on(settings: Settings, end: str) -> bool:
     return any(value is True for name, value in settings.items() if name.rpartition(".")[2] == end)
 
 
-def _coefficient(switch: str) -> Rule:
+def _of_kl(switch: str, then: Rule) -> Rule:
+    """What is of the KL in the loss, or of that in the reward: `then` where that is on."""
+
     def rule(value: Any, settings: Settings) -> Mapping[str, Any]:
         if not _is_on(settings, switch):
             raise Unknown(f"{switch} is not true, so it has no effect")
-        return {"algorithm.kl.coefficient": value}
+        if switch != "use_kl_loss" and _is_on(settings, "use_kl_loss"):
+            raise Unknown("use_kl_loss is true as well, and there is one KL here: algorithm.kl.place")
+        return then(value, settings)
 
     return rule
 
@@ -186,7 +220,8 @@ def _advantage(value: Any, settings: Settings) -> Mapping[str, Any]:
     }
     if value not in known:
         raise Unknown(f"there is no advantage {value!r} here; write one: algorithm.advantage: path.py:function")
-    return {"algorithm.advantage": known[value]}
+    whitened = {"algorithm.whiten": True} if value == "gae" else {}  # always so there
+    return {"algorithm.advantage": known[value], **whitened}
 
 
 def _reward(value: Any, settings: Settings) -> Mapping[str, Any]:
@@ -203,7 +238,13 @@ def _reward(value: Any, settings: Settings) -> Mapping[str, Any]:
 
 _ALL_TOKENS = never("an evaluation draws from all tokens")
 _KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
-_AGGREGATION = {"token-mean": "token_mean", "seq-mean-token-sum": "sample_sum", "seq-mean-token-mean": "sample_mean"}
+_LOSSES = {"gspo": "gspo", "geo_mean": "geometric_mean", "cispo": "cispo", "sapo": "sapo"}
+_AGGREGATION = {
+    "token-mean": "token_mean",
+    "seq-mean-token-sum": "sample_sum",
+    "seq-mean-token-mean": "sample_mean",
+    "seq-mean-token-sum-norm": "constant_length",
+}
 RULES: Mapping[str, Rule] = {
     "data.train_files": _train_files,
     "data.val_files": _val_files,
@@ -229,12 +270,14 @@ RULES: Mapping[str, Rule] = {
     "critic.ppo_max_token_len_per_gpu": same("critic.max_tokens_per_microbatch"),
     "clip_ratio": _clip,
     "use_kl_loss": unless(False, one_of("algorithm.kl.place", {True: "loss"})),
-    "use_kl_in_reward": unless(False, one_of("algorithm.kl.place", {True: "reward"})),
-    "kl_loss_coef": _coefficient("use_kl_loss"),
-    "kl_ctrl.kl_coef": _coefficient("use_kl_in_reward"),
+    "use_kl_in_reward": unless(False, _of_kl("use_kl_in_reward", one_of("algorithm.kl.place", {True: "reward"}))),
+    "kl_loss_coef": _of_kl("use_kl_loss", same("algorithm.kl.coefficient")),
+    "kl_ctrl.kl_coef": _of_kl("use_kl_in_reward", same("algorithm.kl.coefficient")),
     "kl_ctrl.type": unless("fixed", never("algorithm.kl.target and algorithm.kl.horizon make the coefficient move")),
-    "kl_loss_type": one_of("algorithm.kl.estimator", _KL),
-    "kl_penalty": one_of("algorithm.kl.estimator", _KL),
+    "kl_loss_type": _of_kl("use_kl_loss", one_of("algorithm.kl.estimator", _KL)),
+    "kl_penalty": _of_kl("use_kl_in_reward", one_of("algorithm.kl.estimator", _KL)),
+    "loss_mode": unless("vanilla", one_of("algorithm.loss", _LOSSES)),
+    "critic.optim.weight_decay": same("critic.optimizer.weight_decay"),
     "loss_agg_mode": one_of("algorithm.aggregation", _AGGREGATION),
     "adv_estimator": _advantage,
     "norm_adv_by_std_in_grpo": unless(True, one_of("algorithm.advantage", {False: "mean_only"})),
