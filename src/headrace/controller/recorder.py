@@ -13,6 +13,7 @@ from headrace.engines.pool import EnginePool
 from headrace.experience.flow import Flow
 from headrace.experience.prompts.dataset import source_of
 from headrace.observe.durations import Durations, quantile
+from headrace.observe.largest import largest
 from headrace.observe.listeners import NOBODY, Listeners
 from headrace.observe.record import BatchRecord, EpochRecord, Totals
 from headrace.observe.run_record import Evaluation
@@ -163,11 +164,11 @@ class Recorder:
             late_groups=step.late_groups,
             staleness=dict(sorted(stats.staleness.items())),
             loss=sum(report.loss for report in made) / len(made),
-            grad_norm=max(report.grad_norm for report in reports),
+            grad_norm=largest(report.grad_norm for report in reports),
             lr=reports[-1].lr,
             skipped=any(report.skipped for report in made),
             drift_mean_abs=sum(report.stats.get("drift_abs", 0.0) for report in step.begun) / begun_tokens,
-            drift_max_abs=max((report.maxima.get("drift_abs", 0.0) for report in step.begun), default=0.0),
+            drift_max_abs=largest((report.maxima.get("drift_abs", 0.0) for report in step.begun), default=0.0),
             clip_fraction=sums["clipped"] / tokens,
             behavior_weight_mean=sums["behavior_weight"] / tokens,
             approx_kl=sums["approx_kl"] / tokens,
@@ -232,7 +233,7 @@ def _gap(step: TrainedStep) -> Gap:
         gap = Gap(
             tokens=gap.tokens + round(report.stats.get("mismatch_tokens", 0.0)),
             sum_abs=gap.sum_abs + report.stats.get("mismatch_abs", 0.0),
-            max_abs=max(gap.max_abs, report.maxima.get("mismatch_abs", 0.0)),
+            max_abs=largest((gap.max_abs, report.maxima.get("mismatch_abs", 0.0))),
         )
     return gap
 
