@@ -5,7 +5,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from table_rows import row as table_row
 
-from headrace.algorithms.estimate import Compared
+from headrace.algorithms.estimate import AdvantageEstimator, Compared
+from headrace.config.algorithm import AlgorithmConfig
 from headrace.experience.leases import Row
 from headrace.roles.columns import token_advantages
 
@@ -40,6 +41,18 @@ def test_what_is_of_samples_stays_of_samples() -> None:
     assert data.last_values is not None
     assert data.last_values.tolist() == [0.0, 1.5]
     assert data.ended.tolist() == [False, True, True, False, False]
+
+
+def test_an_episode_has_the_reward_of_its_last_sample() -> None:
+    """Two episodes of two samples with rewards of their own, [0, 1] and [0, 0]: 1 and 0, 1/2 above and below their
+    mean."""
+    given = [(0, 0.0), (0, 1.0), (1, 0.0), (1, 0.0)]
+    rows = [row(place, 2, reward=reward, episode=episode) for place, (episode, reward) in enumerate(given)]
+    data = compared(rows, READS)
+    assert data.rewards.tolist() == [1.0, 0.0]
+    config = AlgorithmConfig(advantage="mean_only")
+    columns = AdvantageEstimator(config, max_length=8)(data)
+    assert columns["advantages"].tolist() == [0.0, 0.5, 0.0, 0.5, 0.0, -0.5, 0.0, -0.5]
 
 
 def test_a_column_that_only_some_rows_have_by_now_is_left_out() -> None:

@@ -50,20 +50,22 @@ class TokenAdvantages:
 
 
 class EpisodesOf:
-    """The rows' episodes: the baseline is taken over them, and one of several samples counts once."""
+    """The rows' episodes: the baseline is taken over them, and one of several samples counts once, by the reward of its
+    last."""
 
     def __init__(self, rows: Sequence[Columned]) -> None:
         episodes: dict[tuple[object, int], int] = {}
         groups: dict[object, int] = {}
-        of_row, rewards, group_index = [], [], []
+        of_row, rewards, group_index = list[int](), list[float](), list[int]()
         for row in rows:
             group = row.header.key
             key = (group, row.header.episode)
             if key not in episodes:
                 episodes[key] = len(episodes)
-                rewards.append(row.columns["reward"])
+                rewards.append(0.0)
                 group_index.append(groups.setdefault(group, len(groups)))
             of_row.append(episodes[key])
+            rewards[episodes[key]] = row.columns["reward"]
         self.of_row = torch.tensor(of_row, dtype=torch.int64)
         self.rewards = torch.tensor(rewards, dtype=torch.float64)
         self.groups = torch.tensor(group_index, dtype=torch.int64)
