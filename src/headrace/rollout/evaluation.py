@@ -84,9 +84,9 @@ class Evaluation:
 
         The result has `set` (its name), `score` (the value of its first metric, None if none could be told),
         `reward_mean`, `metrics` (of each `value`, `stderr` and `prompts`; behind the set's own, as `reward.NAME`, what
-        its reward gave beside the score, and its terms), `response_tokens_mean`, `prompts`, `drawn` (samples),
-        `failed`, with `failed_by_kind` and `last_failure` (None if none failed with a reason), and the first few
-        `samples`. Raises WaitTimeout.
+        its reward gave beside the score, and its terms), `response_tokens_mean` (of the samples that did not fail; 0
+        if all did), `prompts`, `drawn` (samples), `failed`, with `failed_by_kind` and `last_failure` (None if none
+        failed with a reason), and the first few `samples`. Raises WaitTimeout.
         """
         what = f"the evaluation of {version}" + (f" on {self.held_out.name}" if self.held_out.name != PLAIN else "")
         groups = await self._services.clock.wait_for(self._answers(version, place), self.held_out.timeout_s, what)
@@ -114,6 +114,7 @@ class Evaluation:
             [self._scored(sample, sample.reward) for sample in of_prompt if sample.reward is not None]
             for of_prompt in answers
         ]
+        lengths = [sample.response_tokens for sample in samples if sample.reward is not None]
         mean = estimates.mean_reward(scored)
         metrics = {name: self._estimate(name, scored) for name in self.held_out.metrics}
         metrics |= {f"{REWARDS}{name}": found for name, found in _terms(answers).items()}
@@ -130,10 +131,10 @@ class Evaluation:
             "score": metrics[self.held_out.metrics[0]].value,
             "reward_mean": mean.value,
             "metrics": {name: asdict(estimate) for name, estimate in metrics.items()},
-            "response_tokens_mean": sum(sample.response_tokens for sample in samples) / len(samples),
+            "response_tokens_mean": sum(lengths) / len(lengths) if lengths else 0.0,
             "prompts": len(groups),
             "drawn": len(samples),
-            "failed": len(samples) - sum(map(len, scored)),
+            "failed": len(samples) - len(lengths),
             "failed_by_kind": dict(Counter(failure_kind(failure) for failure in failures).most_common()),
             "last_failure": failures[-1] if failures else None,
             "samples": shown,
