@@ -352,6 +352,25 @@ def test_groups_without_spread_are_dropped_where_groups_are_compared(
     assert load_config(TrainConfig, path, [f"algorithm.recipe={recipe}", "rollout.filters=[]"]).filters == ()
 
 
+@pytest.mark.parametrize(
+    ("changes", "filters"),
+    [
+        (["algorithm.shaping.length_weight=0.5"], ()),
+        (["algorithm.shaping.function=s.py:f"], ()),
+        (["algorithm.kl={place: reward, coefficient: 0.01}"], ()),
+        (["algorithm.kl={place: loss, coefficient: 0.01}"], ("zero_spread",)),
+        (["algorithm.kl={place: reward, coefficient: 0}"], ("zero_spread",)),
+        (["algorithm.shaping.clip=[0, 1]"], ("zero_spread",)),
+        (["algorithm.shaping.overlong_buffer=4"], ("zero_spread",)),
+        (["algorithm.shaping.length_weight=0.5", "rollout.filters=[zero_spread]"], ("zero_spread",)),
+    ],
+)
+def test_equal_rewards_are_no_reason_to_drop_a_group_where_something_else_tells_its_samples_apart(
+    tmp_path: Path, changes: list[str], filters: tuple[str, ...]
+) -> None:
+    assert load_config(TrainConfig, write(tmp_path), changes).filters == filters
+
+
 def test_the_configuration_page_shows_the_values_that_count() -> None:
     """clip_high and the aggregation are those of the default recipe, the critic's learning rate is the critic's."""
     page = (ROOT / "docs" / "configuration.md").read_text()

@@ -96,8 +96,10 @@ class RolloutConfig(Section):
     why they were; 64 x prompts_per_batch unless given."""
     filters: tuple[FilterConfig, ...] | None = None
     """Each drops groups: `zero_spread` (all rewards equal), a function of yours, `path.py:function`, or one with
-    parameters, as `{type: reward_range, low: 0.1, high: 0.9}`. Unless given, `zero_spread` where advantages compare the
-    samples of a group, else none."""
+    parameters, as `{type: reward_range, low: 0.1, high: 0.9}`. Filters see rewards as they were scored, before
+    `algorithm.shaping`. Unless given, `zero_spread` where advantages compare the samples of a group, else none; and
+    none where `algorithm.shaping.length_weight`, `algorithm.shaping.function` or a KL in the reward tells samples of
+    one reward apart."""
 
     workers: Literal["auto"] | Annotated[int, Field(ge=0, le=64)] = "auto"
     """Processes that play episodes, with your workflow, environment and filters, and ask the rewards: what one of them

@@ -83,7 +83,16 @@ class TrainConfig(Section):
         """`rollout.filters`, or what it is unless given."""
         if self.rollout.filters is not None:
             return self.rollout.filters
-        return ("zero_spread",) if self.algorithm.advantage in BY_GROUP else ()
+        compares = self.algorithm.advantage in BY_GROUP and not self._tells_equal_rewards_apart
+        return ("zero_spread",) if compares else ()
+
+    @property
+    def _tells_equal_rewards_apart(self) -> bool:
+        """Whether samples of one reward may have advantages that differ, by what is meant to teach them without it. The
+        overlong penalty is left to a filter by reward, as in DAPO (arXiv 2503.14476, section 3.2)."""
+        shaping, kl = self.algorithm.shaping, self.algorithm.kl
+        in_reward = kl.place == "reward" and kl.coefficient > 0
+        return bool(shaping.length_weight) or shaping.function is not None or in_reward
 
     @property
     def clients_sample(self) -> bool:

@@ -90,9 +90,9 @@ REWARDS = (
     Metric(
         "equal_groups",
         "groups",
-        "Groups whose samples all have one reward. Their advantages are 0: they were generated for nothing. (Of "
-        "groups of "
-        "one sample: all or none, as the batch's rewards are.) Those that `zero_spread` dropped are in "
+        "Groups whose samples all have one reward, as scored. Compared with each other their advantages are 0: they "
+        "were generated for nothing, unless `algorithm.shaping` or a KL in the reward tells their samples apart. (Of "
+        "groups of one sample: all or none, as the batch's rewards are.) Those that `zero_spread` dropped are in "
         "`dropped_groups`.",
         "nearly all of them, dropped ones included, for several batches: every prompt is too easy or too hard",
         "take prompts that are solved now and then, raise `rollout.samples_per_prompt`, or use a reward with more "
