@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import re
 import sys
-from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.config.reward import RewardConfig
+from headrace.rewards.answers import fault_of
 from headrace.rewards.builtin import (
     BUILTIN_REWARDS,
     builtin_reward,
@@ -16,11 +17,11 @@ from headrace.rewards.builtin import (
     chosen_letter,
     exact,
     f1,
-    last_number,
     numeric,
     regex,
 )
 from headrace.rewards.outcome import NotARewardError, as_reward
+from headrace.rewards.plain_numbers import last_number
 from headrace.rewards.processes.prepared import FunctionScorer
 from headrace.rewards.row_checks import required_columns
 
@@ -43,14 +44,32 @@ def test_exact_leaves_out_white_space_around() -> None:
         ("#### 42", "42"),
         ("x2 = .5", ".5"),
         ("12345,678", "678"),
+        ("so 7/2", "7/2"),
+        ("it takes 3 1/2 hours", "7/2"),
+        (r"$3\frac{1}{2}$", "7/2"),
+        (r"\boxed{-\dfrac{7}{2}}", "-7/2"),
+        (r"\frac12", "1/2"),
+        ("6 / 4 is 3 / 2", "3/2"),
+        ("on 12/25/2024", "2024"),
+        ("x = \u22125", "-5"),
+        ("7\u22123", "3"),
+        (r"3.5 \times 10^{-3}", "7/2000"),
+        ("about 3\u00d710^8 m", "300000000"),
+        (r"1{,}234{,}567", "1234567"),
+        (r"12\,345", "12345"),
+        ("12\u202f345", "12345"),
+        ("25 cm^2", "25"),
+        (r"25\text{ cm}^{2}", "25"),
+        ("50%", "50"),
     ],
 )
 def test_the_last_number(text: str, number: str) -> None:
-    assert last_number(text) == Decimal(number)
+    assert last_number(text) == Fraction(number)
 
 
-def test_no_number() -> None:
-    assert last_number("none at all, e.g. -") is None
+@pytest.mark.parametrize("text", ["none at all, e.g. -", "7/0", "x^2", "1" * 10_000])
+def test_no_number(text: str) -> None:
+    assert last_number(text) is None
 
 
 @given(st.integers(-(10**20), 10**20), st.text(alphabet="abc =\n", max_size=10))
@@ -72,6 +91,44 @@ def test_numeric_compares_within_the_tolerance() -> None:
 def test_an_answer_without_a_number_is_an_error_not_a_zero() -> None:
     with pytest.raises(ValueError, match="'seven' has no number"):
         numeric("7", "seven", 0.0)
+
+
+@given(st.integers(-999, 999), st.integers(1, 999), st.integers(-999, 999), st.integers(1, 999))
+def test_fractions_are_compared_by_their_value(over: int, under: int, other_over: int, other_under: int) -> None:
+    same = float(Fraction(over, under) == Fraction(other_over, other_under))
+    sign = "-" if other_over < 0 else ""
+    given = f"{sign}\\frac{{{abs(other_over)}}}{{{other_under}}}"
+    assert numeric(f"so {given}", f"{over}/{under}", 0.0) == same
+    assert numeric(f"so {other_over}/{other_under}.", f"{over}/{under}", 0.0) == same
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        r"\frac{x}{2}",
+        "x/2",
+        r"\frac{\sqrt{3}}{2}",
+        "2^10",
+        r"2^{10}",
+        r"3\pi",
+        r"2\sqrt{3}",
+        "1.5/2",
+        "3:2",
+        "2024-01-02",
+    ],
+)
+def test_an_answer_whose_number_is_a_part_of_more_is_an_error(answer: str) -> None:
+    """Whatever ends in the same number would be right."""
+    fault = fault_of("numeric", answer)
+    assert fault is not None
+    assert f"{answer!r} is more than a number" in fault
+
+
+@pytest.mark.parametrize(
+    "answer", ["1/2", "3+4=7 #### 7", "Answer: 42", r"45^\circ", "25 cm^2", "60 km/h", "x=-5", 0.1]
+)
+def test_an_answer_that_has_one_number_is_none(answer: object) -> None:
+    assert fault_of("numeric", answer) is None
 
 
 def test_regex_searches_the_pattern_of_the_row() -> None:
@@ -169,6 +226,14 @@ def test_f1_is_symmetric_and_a_share(one: str, other: str) -> None:
         ("I think so.\n\nC.", "C"),
         ("A cat is here", None),
         ("answer is A\nno: the answer is B", "B"),
+        ("Answer: I think it is (C)", "C"),
+        ("My answer: A closer look…\n\nC", "C"),
+        ("The answer is A closer to it", "A"),
+        ("The answer is B because (C) is wrong", "B"),
+        ("**Answer**: C, as seen", "C"),
+        ("The answer is option C, as seen", "C"),
+        (r"the answer is \(C\), as seen", "C"),
+        ("the answer: A’s", None),
     ],
 )
 def test_the_letter_that_is_chosen(text: str, letter: str | None) -> None:

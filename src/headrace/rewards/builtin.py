@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from decimal import Decimal
+from headrace.rewards.plain_numbers import last_number, number_of
 
 Reward = Callable[[str, dict[str, Any]], float]
 Comparison = Callable[[str, Any], float]
@@ -24,18 +23,17 @@ EXTRAS = {"math": "math", "boxed_math": "math", "json_schema": "schema"}
 """The optional dependencies that a reward needs."""
 
 
-# A sign belongs to the number unless something is subtracted: the 3 of "7-3" is positive.
-_NUMBER = re.compile(
-    r"(?:(?<![\w)\]])[-+])?"
-    r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
-    r"(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?"
-)
-_LETTER = r"[*_\s(\[{$]*([A-Z])(?![A-Za-z0-9'])"
+_STYLED = r"[*_\s(\[{$\\]*(?:(?:text|mathrm|textbf|mathbf)\{\(?)?"
+_LETTER = r"([A-Z])(?![A-Za-z0-9'\u2019])"
+_NO_WORD = r"(?!(?<=[AI]) (?!(?:because|since|as|and|or|but|due|given|is)\b)[a-z])"
+"""A and I with a word behind are words themselves: "I think", "A closer look"."""
+_ANSWER = r"(?i:\banswer\b[*_]{0,3}(?:\s+is\b)?[*_]{0,3}\s?:?(?:[*_ ]{0,4}\b(?:option|choice)\b)?)" + _STYLED
 _CHOICES = (
     re.compile(r"\\boxed\{\s*(?:\\(?:text|mathrm|textbf)\{)?\s*\(?([A-Z])\)?\s*\}"),
-    re.compile(r"(?i:\banswer\b(?:\s+is)?\s*:?)" + _LETTER),
+    re.compile(_ANSWER + _LETTER + _NO_WORD),
     re.compile(r"(?m)^\W*([A-Z])\W*$"),
     re.compile(r"\(([A-Z])\)"),
+    re.compile(_ANSWER + _LETTER),
 )
 """Where a choice is named, the plainest first; of one kind the last counts."""
 
@@ -89,29 +87,19 @@ def exact(response: str, answer: object) -> float:
 
 
 def numeric(response: str, answer: object, tolerance: float) -> float:
-    """1 if the last number in the response is the answer, within an absolute or relative `tolerance`.
+    r"""1 if the last number in the response is the answer, within an absolute or relative `tolerance`.
 
-    Of an answer in words the last number counts too (`... #### 42`). Thousands may be set off by commas.
+    Of an answer in words the last number counts too (`... #### 42`). Thousands may be set off by commas. A fraction of
+    whole numbers is a number (`1/2`, `3 1/2`, `\frac{1}{2}`). Raises ValueError if the answer has no number, or one
+    that is a part of more (`x/2`, `2^{10}`, `3\pi`).
     """
-    wanted = last_number(str(answer))
-    if wanted is None:
-        raise ValueError(f"the answer {answer!r} has no number")
-    given = last_number(response)
+    from fractions import Fraction
+
+    wanted, given = number_of(str(answer)), last_number(response)
     if given is None:
         return 0.0
-    from decimal import Decimal
-
-    difference, allowed = abs(given - wanted), Decimal(repr(tolerance))
+    difference, allowed = abs(given - wanted), Fraction(repr(tolerance))
     return float(difference <= allowed or difference <= allowed * max(abs(given), abs(wanted)))
-
-
-def last_number(text: str) -> Decimal | None:
-    numbers = _NUMBER.findall(text)
-    if not numbers:
-        return None
-    from decimal import Decimal  # every process that scores starts through this file, and few need it
-
-    return Decimal(numbers[-1].replace(",", ""))
 
 
 def f1(response: str, answer: object) -> float:

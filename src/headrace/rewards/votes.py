@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from headrace.rewards.builtin import chosen_letter, last_number
+from headrace.rewards.builtin import chosen_letter
+from headrace.rewards.plain_numbers import last_number
 
 END = 4_000
 """Characters of a response, from its end, in which a letter or a box is looked for: text that a model made to be slow
