@@ -158,9 +158,7 @@ def lay_groundwork(
     )
 
 
-def _table(
-    plan: Plan, ahead: int, store: RunStore, runtime: Runtime, hands: RolloutHands | None
-) -> ExperienceTable:
+def _table(plan: Plan, ahead: int, store: RunStore, runtime: Runtime, hands: RolloutHands | None) -> ExperienceTable:
     """With a consumer for each stage that leases rows."""
     config = plan.config
     consumers = [
