@@ -17,7 +17,7 @@ from headrace.engines.embedded.cache_plan import plan_cache
 from headrace.engines.embedded.core import EngineCore
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.embedded.request_state import Sequence
-from headrace.engines.protocol import GenerateRequest, SwapMode, SwapReport, TokenChunk
+from headrace.engines.protocol import EngineError, GenerateRequest, SwapMode, SwapReport, TokenChunk
 from headrace.weights.in_process import MemoryPublisher
 from headrace.weights.plane import WeightError, WeightReceiver
 from headrace.weights.version import INITIAL, Version
@@ -300,6 +300,55 @@ def test_a_pin_taken_while_weights_are_received_holds_too() -> None:
             pinned.release()
             await update
             assert engine.version == ONE
+
+    asyncio.run(run())
+
+
+def test_whoever_holds_the_version_of_an_engine_that_drains_is_served_meanwhile() -> None:
+    old, new = tiny_model("qwen3", 0), tiny_model("qwen3", 1)
+
+    async def run() -> None:
+        async with serving(old) as engine:
+            first = asyncio.create_task(collect(engine, request("first", PROMPTS[0], 110)))
+            update = asyncio.create_task(engine.update(published(new, ONE), SwapMode.DRAIN))
+            core = engine._core
+            assert core is not None
+            clock = engine._runtime.clock
+            await engine._changed.wait_until(lambda: not core.scheduler.admitting, clock, 30.0, lambda: "a drain")
+            assert not first.done()
+            pinned = engine.pin()
+            chunk = await asyncio.wait_for(collect(engine, request("held", PROMPTS[1], 10)), 30.0)
+            await first
+            later = await asyncio.wait_for(collect(engine, request("later", PROMPTS[2], 10)), 30.0)
+            assert {*chunk.versions.tolist(), *later.versions.tolist()} == {0}
+            assert not update.done()
+            pinned.release()
+            await update
+            assert engine.version == ONE
+
+    asyncio.run(run())
+
+
+def test_no_version_is_held_in_the_moment_in_which_it_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = tiny_model("qwen3", 0), tiny_model("qwen3", 1)
+    entered, go_on, flip = threading.Event(), threading.Event(), EngineCore.flip
+
+    def slow(core: EngineCore, *how: Any) -> Any:
+        entered.set()
+        assert go_on.wait(30)
+        return flip(core, *how)
+
+    monkeypatch.setattr(EngineCore, "flip", slow)
+
+    async def run() -> None:
+        async with serving(old) as engine:
+            update = asyncio.create_task(engine.update(published(new, ONE), SwapMode.RECOMPUTE))
+            assert await asyncio.to_thread(entered.wait, 30)
+            with pytest.raises(EngineError, match="v0 is just being replaced"):
+                engine.pin()
+            go_on.set()
+            await update
+            assert engine.pin().version == ONE
 
     asyncio.run(run())
 

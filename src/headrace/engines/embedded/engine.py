@@ -102,6 +102,7 @@ class EmbeddedEngine:
         self._updating = asyncio.Lock()
         self._changed = Signal()
         self._pins = Pins(self._changed, self._nudge)
+        self._is_flipping = False
         self._work = asyncio.Event()
         self._idle_s = 0.0
         self._idle_since: float | None = None
@@ -248,7 +249,10 @@ class EmbeddedEngine:
             raise move.error
 
     def pin(self) -> Pin:
+        """See `Engine.pin`. Raises EngineError also in the moment in which weights are exchanged."""
         self._serving()
+        if self._is_flipping:
+            raise EngineError(f"{self.version} is just being replaced")
         return self._pins.pin(self.version)
 
     def kill(self, reason: str) -> None:
@@ -381,13 +385,17 @@ class EmbeddedEngine:
 
     async def _flip_if_due(self, core: EngineCore) -> None:
         swap = self._swap
-        if swap is None or swap.cost is not None or self._pins:
+        if swap is None or swap.cost is not None:
             return
-        if swap.mode is SwapMode.DRAIN and not core.asleep:
-            core.scheduler.admitting = False
-            if core.scheduler.in_flight:
-                return
-        swap.cost = await self._runtime.compute(self._lane, core.flip, swap.new, swap.mode)
+        drains = swap.mode is SwapMode.DRAIN and not core.asleep and not self._pins
+        core.scheduler.admitting = not drains  # while the version is held, whoever holds it is served
+        if self._pins or (drains and core.scheduler.in_flight):
+            return
+        self._is_flipping = True
+        try:
+            swap.cost = await self._runtime.compute(self._lane, core.flip, swap.new, swap.mode)
+        finally:
+            self._is_flipping = False
         core.scheduler.admitting = True
 
     async def _move_if_due(self) -> None:
