@@ -4,11 +4,14 @@ gateway: what each recorded. Whoever imports it is skipped without `verifiers`: 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import aiohttp
 import pytest
+from histories import History, Part, as_recorded, trained_once
+from histories import Path as Recorded
 from looking_up import Agent, Message
 from qwen3_caller import CONTEXT
 from qwen3_chats import TOOL
@@ -21,6 +24,7 @@ from headrace.experience.sample import GroupKey
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.tokens import TextCodec
 from headrace.gateway.agents.agent_gateway import AgentGateway
+from headrace.gateway.agents.agent_session import AgentSession
 from headrace.gateway.agents.model_renderer import ModelRenderer
 from headrace.rollout.policy import Policy
 from headrace.runtime.inline import InlineRuntime
@@ -34,13 +38,26 @@ TrainClientConfig = pytest.importorskip("verifiers.v1.configs.client").TrainClie
 SamplingConfig = pytest.importorskip("verifiers.v1.types").SamplingConfig
 Qwen3RendererConfig = pytest.importorskip("renderers.configs").Qwen3RendererConfig
 
-Histories = list[tuple[list[int], list[bool]]]
-"""Ids, and which of them were sampled: of each, in the first history that has it."""
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """What the gateway recorded, and what it has trained."""
+
+    recorded: list[Recorded]
+    trained: list[History]
+
+
+def check_alike(theirs: list[Recorded], ours: Ours, case: object = None) -> None:
+    """Equal histories, and in each the same tokens sampled, as both recorded them; and our samples train each node
+    once, as would theirs by that rule."""
+    assert sorted(as_recorded(ours.recorded)) == sorted(as_recorded(theirs)), case
+    assert ours.trained == trained_once(ours.recorded), case
+    assert sorted(ours.trained) == sorted(trained_once(theirs)), case
 
 
 async def by_verifiers(
     agent: Agent, url: str, folder: Path, retention: str | None, *, tokens: int, temperature: float
-) -> Histories:
+) -> list[Recorded]:
     """`url`: of what has vLLM's `/inference/v1/generate`. `folder`: of the tokenizer. `retention`: what becomes of
     thoughts. `tokens`: the most of an answer."""
     renderer = Qwen3RendererConfig(thinking_retention=retention)
@@ -61,19 +78,15 @@ async def by_verifiers(
         await agent(ask)
     finally:
         await client.close()
-    found: Histories = []
-    seen: set[int] = set()
+    found: list[Recorded] = []
     for leaf in graph.leaves(trace):
-        path, place = [], leaf
+        path: Recorded = []
+        place = leaf
         while place is not None:
-            path.append(place)
-            place = trace.nodes[place].parent
-        ids, mask = [], []
-        for place in path[::-1]:
-            ids += trace.nodes[place].token_ids
-            mask += [each and place not in seen for each in trace.nodes[place].mask]
-        seen.update(path)
-        found.append((ids, mask))
+            node = trace.nodes[place]
+            path.insert(0, Part(place, node.token_ids, node.mask))
+            place = node.parent
+        found.append(path)
     return found
 
 
@@ -86,7 +99,7 @@ async def by_gateway(
     *,
     tokens: int,
     temperature: float,
-) -> Histories:
+) -> Ours:
     """`package`: the model's folder, if the package `renderers` is to render, and not the template."""
     renderer = None if package is None else ModelRenderer("qwen3", str(package), ChatTemplate(tokenizer))
     runtime = InlineRuntime()
@@ -107,7 +120,17 @@ async def by_gateway(
 
                 await agent(ask)
             samples = [each.to_sample(GroupKey(0, 0, 0), 0, 0) for each in session.trajectories()]
+            recorded = recorded_by(session)
     finally:
         await gateway.close()
         await runtime.close()
-    return [(each.tokens.tolist(), each.loss_mask.tolist()) for each in samples]
+    return Ours(recorded, [(each.tokens.tolist(), each.loss_mask.tolist()) for each in samples])
+
+
+def recorded_by(session: AgentSession) -> list[Recorded]:
+    """The paths of its tree, in the order of the answers that they end with."""
+    return [
+        [Part(id(node), node.tokens.tolist(), [node.completion is not None] * len(node.tokens)) for node in answer.path]
+        for answer in session._tree.answers
+        if not answer.below
+    ]
