@@ -28,14 +28,13 @@ SHARED = Path("/dev/shm")
 
 def begun(tmp_path: Path, **job: object) -> tuple[Run, Path]:
     """A run of a small model, and its folder."""
-    config = make_job(
-        tmp_path / "job",
-        trainer__batches=BATCHES,
-        async__max_staleness=ETA,
-        rollout__sampling__max_new_tokens=24,
-        engine__start_deadline_s=240,
-        **job,
-    )
+    settings: dict[str, object] = {
+        "trainer__batches": BATCHES,
+        "async__max_staleness": ETA,
+        "rollout__sampling__max_new_tokens": 24,
+        "engine__start_deadline_s": 240,
+    }
+    config = make_job(tmp_path / "job", **{**settings, **job})
     make_model(tmp_path / "job" / "model", "qwen3_wide")
     run = tmp_path / "run"
     command = [sys.executable, "-m", "headrace.cli.main", "train", str(config), "--dir", str(run), "--plain"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import kept_keys
 import psutil
 import pytest
 from agent_runs import agent_settings, samples_of, turns_of
-from served_run import Run, begun, guardian_of, of_name, require_no_loss, server_of
+from served_run import ETA, Run, begun, guardian_of, of_name, require_no_loss, server_of
 from sglang_server import PYTHON, needs_sglang
 
 from headrace.observe.run_record import RunWatcher
@@ -38,3 +39,21 @@ def test_its_death_costs_the_run_nothing(tmp_path: Path, victim: Callable[[Run],
         gaps = [batch.mismatch_max_abs for batch in RunWatcher(reader).read().batches]
     assert 0.0 < max(gap for gap in gaps if gap is not None) < 1e-4
     assert {turns_of(sample) for sample in samples_of(run)} == {1, 2}
+
+
+def test_tokens_that_a_swap_kept_are_of_the_versions_that_they_are_said_to_be_of(tmp_path: Path) -> None:
+    process, run = begun(
+        tmp_path, engine__kind="sglang", engine__python=PYTHON, trainer__batches=8, **kept_keys.SETTINGS
+    )
+    try:
+        out, _ = process.communicate(timeout=290.0)
+    finally:
+        process.kill()
+    assert process.returncode == 0, out[-3000:]
+    with RunReader(run) as reader:
+        reader.counts().check()
+        records = [row.record for row in reader.metrics.read("batch")]
+    assert len(records) == 8
+    assert max(int(stale) for record in records for stale in record["staleness"]) <= ETA
+    assert not any(record["failed_samples"] for record in records)
+    kept_keys.require_versions_agree(run, tmp_path / "job" / "model")
