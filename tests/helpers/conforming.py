@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
+from headrace.config.values.dtypes import dtype_name
 from headrace.engines.conformance import Subject
 from headrace.engines.protocol import Engine
 from headrace.runtime.protocol import Clock
@@ -24,6 +26,7 @@ from headrace.weights.version import Version
 VOCAB, CONTEXT, STOP = 512, 1024, 7
 STOPS = tuple(range(STOP, VOCAB, 16))
 SEEDS = {"a": 1, "b": 2}
+_MLP = "model.layers.1.mlp."
 
 
 @cache
@@ -67,28 +70,53 @@ def logprobs(name: str, tokens: NDArray[np.int32], temperature: float, kind: str
 
 
 class Publications:
-    def __init__(self, publisher: WeightPublisher, kind: str = "qwen3") -> None:
+    """Of a trainer in `dtype`. `without`: a parameter that it leaves out."""
+
+    def __init__(
+        self,
+        publisher: WeightPublisher,
+        kind: str = "qwen3",
+        *,
+        dtype: torch.dtype = torch.float32,
+        without: str | None = None,
+    ) -> None:
         self._publisher = publisher
         self.kind = kind
+        self._dtype = dtype
+        self._without = without
         self.number = 0
         """Of the newest."""
-        self._publish("a", spoilt=False)
+        self._publish("a", lambda name: False)
 
     def __call__(self, name: str, spoilt: bool) -> WeightReceiver:
-        self.number += 1
-        return self._publish(name, spoilt=spoilt)
+        own = model(name, self.kind)
+        odd = next(each for each, _ in own.named_parameters() if each.startswith(_MLP) and "down_proj" in each)
+        return self._next(name, lambda each: spoilt and each == odd)
 
-    def _publish(self, name: str, *, spoilt: bool) -> WeightReceiver:
-        own, other = model(name, self.kind), model("ab".replace(name, ""), self.kind)
-        parameters = {each: value.detach() for each, value in own.named_parameters()}
-        if spoilt:
-            odd = next(each for each in parameters if each.startswith("model.layers.1.mlp.") and "down_proj" in each)
-            parameters[odd] = dict(other.named_parameters())[odd].detach()
+    def other_than(self, name: str) -> WeightReceiver:
+        """The other model, with the swap check of this one."""
+        return self._next(name, lambda each: True)
+
+    def _next(self, name: str, is_other: Callable[[str], bool]) -> WeightReceiver:
+        self.number += 1
+        return self._publish(name, is_other)
+
+    def _publish(self, name: str, is_other: Callable[[str], bool]) -> WeightReceiver:
+        """`is_other`: whether a parameter is as in the other model."""
+        own = copy.deepcopy(model(name, self.kind))
+        for parameter in own.parameters():  # buffers stay as they are: angles of positions are of float32
+            parameter.data = parameter.data.to(self._dtype)
+        other = dict(model("ab".replace(name, ""), self.kind).named_parameters())
+        parameters = {
+            each: (other[each] if is_other(each) else value).detach().to(self._dtype)
+            for each, value in own.named_parameters()
+            if each != self._without
+        }
         check = make_check(
             check_tokens(VOCAB, LONG),
-            partial(scored, FrozenScorer(copy.deepcopy(own), temperature=1.0).logprobs),
+            partial(scored, FrozenScorer(own, temperature=1.0).logprobs),
             temperature=1.0,
-            dtype="float32",
+            dtype=dtype_name(self._dtype),
             routers_choose=self.kind != "qwen3",
         )
         snapshot = self._publisher.snapshot(Version(0, self.number), parameters.items(), check)

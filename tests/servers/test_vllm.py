@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import conforming
+import few_blocks as few
 import numpy as np
 import psutil
 import pytest
@@ -19,6 +20,7 @@ from headrace.engines.conformance import CHECKS, Subject, a_death_is_told, nothi
 from headrace.engines.protocol import EngineError, GenerateRequest, SamplingParams, SwapMode, TokenChunk
 from headrace.engines.servers.dialect import Expected
 from headrace.engines.servers.vllm_told import ROUTES
+from headrace.engines.servers.window import HIGH
 from headrace.roles.workers.server_engine import ServerEngineWorker
 from headrace.runtime.workers import WorkerError
 from headrace.weights.disk import TENSORS, DiskPublisher
@@ -111,6 +113,26 @@ def test_one_whose_core_stands_is_stuck_though_its_health_is_well(tmp_path: Path
                 await _to_the_end(chunks)
             _, left = psutil.wait_procs([core], timeout=10)
             assert not left
+
+    asyncio.run(run())
+
+
+def test_in_bfloat16_with_few_blocks_nothing_is_lost(tmp_path: Path) -> None:
+    """Of a server whose cache holds eleven sequences of a block, and so five of what they grow to, until its own
+    process is killed."""
+    (tmp_path / "shm").mkdir()
+
+    async def run() -> None:
+        async with serving(spec(tmp_path, dtype="bfloat16", num_gpu_blocks_override=12)) as worker:
+            publish = conforming.Publications(ShmPublisher(tmp_path / "shm"))
+            subject = conforming.subject(worker.engine, worker.engine._services.clock, publish)
+            subject.largest_gap = few.GAP
+            await few.require_finds_gross_faults(worker, subject, tmp_path, "lacks what the model has, as .*down_proj")
+            loads, at_once = await few.require_nothing_lost_where_it_is_full(worker, subject)
+            assert max(load.kv_use for load in loads) >= HIGH
+            assert loads[-1].preempted > loads[0].preempted, "it threw some out"
+            assert at_once <= worker.engine.slots // 2, "and was given fewer"
+            await few.require_orphans_end(worker, subject)
 
     asyncio.run(run())
 
