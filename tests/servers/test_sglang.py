@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import conforming
+import few_blocks as few
 import pytest
 from attached import require_attached, require_lists_routes
 from sglang_server import needs_sglang, require_holds_what_is_published, spec
@@ -72,6 +73,24 @@ async def require_vocabulary_is_told(worker: ServerEngineWorker) -> None:
         ConfigError, match=r"log-probs are of a vocabulary of about 51\d ids, and .* has 1,024; start it"
     ):
         await other.meet(Expected({}, conforming.CONTEXT, "float32"))
+
+
+def test_in_bfloat16_with_a_small_cache_nothing_is_lost(tmp_path: Path) -> None:
+    """Of a server whose cache holds eight of what sequences grow to, until its own process is killed."""
+    (tmp_path / "shm").mkdir()
+
+    async def run() -> None:
+        async with serving(spec(tmp_path, dtype="bfloat16", max_total_tokens=1500)) as worker:
+            publish = conforming.Publications(ShmPublisher(tmp_path / "shm"))
+            subject = conforming.subject(worker.engine, worker.engine._services.clock, publish)
+            subject.largest_gap = few.GAP
+            await few.require_finds_gross_faults(worker, subject, tmp_path, few.BOUND)
+            loads, _ = await few.require_nothing_lost_where_it_is_full(worker, subject)
+            assert 0.7 < max(load.kv_use for load in loads) <= 1.0
+            assert 0 < max(load.running for load in loads) <= worker.engine.slots // 2, "the rest waits there"
+            await few.require_orphans_end(worker, subject)
+
+    asyncio.run(run())
 
 
 def test_an_option_that_it_does_not_know_is_refused_by_name(tmp_path: Path) -> None:
