@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import kept_keys
 import numpy as np
 import psutil
 import pytest
@@ -39,10 +40,16 @@ VICTIMS = {
     ids=VICTIMS,
 )
 def test_its_death_costs_the_run_nothing(tmp_path: Path, victim: Callable[[Run], psutil.Process]) -> None:
+    """Nor does it make the versions of tokens that a swap kept less certain."""
     process, run = begun(
-        tmp_path, engine__kind="vllm", engine__python=PYTHON, engine__args={"skip_tokenizer_init": True}
+        tmp_path,
+        engine__kind="vllm",
+        engine__python=PYTHON,
+        engine__args={"skip_tokenizer_init": True},
+        **kept_keys.SETTINGS,
     )
     require_no_loss(process, run, victim)
+    kept_keys.require_versions_agree(run, tmp_path / "job" / "model")
 
 
 def test_turns_of_an_agent_that_samples_in_ways_of_its_own_are_trained_as_they_were_sampled(tmp_path: Path) -> None:
