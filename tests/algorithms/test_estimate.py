@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headrace.algorithms.estimate import AdvantageEstimator, Compared
+from headrace.algorithms.estimate import AdvantageEstimator, Compared, Episodes
 from headrace.algorithms.kl_controllers import KLCoefficient
 from headrace.algorithms.pieces import Pieces
 from headrace.config.algorithm import AlgorithmConfig
@@ -60,9 +60,28 @@ def test_shaping_changes_what_is_compared_and_not_the_raw_rewards() -> None:
     raw = REWARDS.clone()
     settings = {"clip": (0.0, 0.5), "overlong_buffer": 2}
     values = of_samples(estimate(advantage="mean_only", shaping=settings)["advantages"])
-    # Clipped: 0.5, 0 | 0, 0.5. Longest 3, buffer 2: lengths 2, 1 | 3, 3 pay 0.5, 0 | 1, 1.
-    assert values == [[0.0, 0.0], [0.0], [-0.25] * 3, [0.25], [0.25, 0.25]]
+    # Clipped: 0.5, 0 | 0, 0.5. Longest 3, buffer 2: turns of 2, 1 | 3, 2 pay 0.5, 0 | 1, 0.5.
+    assert values == [[0.0, 0.0], [0.0], [-0.5] * 3, [0.5], [0.5, 0.5]]
     assert torch.equal(REWARDS, raw)
+
+
+def test_a_turn_and_not_the_episode_is_held_against_the_limit_of_a_turn() -> None:
+    """Four turns of 200 tokens with a token between them, and one of 480 among two: of at most 512, the last 64 are
+    penalised. The first pays nothing, the second (480 - 448) / 64."""
+    turns = [[200] * 4, [8, 480]]
+    mask = torch.cat([torch.tensor([False] + [True] * tokens) for sample in turns for tokens in sample])
+    index = torch.repeat_interleave(torch.arange(2), torch.tensor([sum(sample) + len(sample) for sample in turns]))
+    rewards, groups = torch.ones(2, dtype=F64), torch.zeros(2, dtype=torch.int64)
+    data = Compared(rewards, groups, torch.arange(2), mask, index, torch.zeros(len(mask), dtype=F64))
+    config = AlgorithmConfig(advantage="mean_only", shaping={"overlong_buffer": 64})
+    estimator = AdvantageEstimator(config, max_length=512)
+    assert data.lengths.tolist() == [800, 488]
+    assert data.longest_turns.tolist() == [200, 480]
+    values = estimator(data)["advantages"]
+    assert values[1].item() == 0.25
+    assert values[-1].item() == -0.25, "rewards are 1 and 1/2"
+    of_episodes = Episodes(rewards, groups, data.lengths, data.longest_turns)
+    assert estimator.of_episodes(of_episodes).tolist() == [0.25, -0.25]
 
 
 def test_gae_by_hand() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.experience.columns import OnChosenTokens, group_of, put_samples, read, rewarded
-from headrace.experience.header import GroupHeader, Span, header_of, mask_of, spans_of
+from headrace.experience.header import GroupHeader, Span, header_of, longest_run, mask_of, spans_of
 from headrace.experience.leases import Row
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.runtime.refs import InlineRefs, RefLost
@@ -118,3 +118,10 @@ def test_a_rows_columns_are_read_through_their_refs() -> None:
     refs.free(other)
     with pytest.raises(RefLost):
         read(refs, row, ("values",))
+
+
+def test_the_longest_turn_goes_over_a_change_of_versions() -> None:
+    """Two tokens of version 3 and one of version 4 in a row, then an observation, then two."""
+    assert longest_run([Span(0, 3, 1, 3), Span(0, 4, 3, 4), Span(0, 4, 5, 6), Span(1, 4, 6, 7)]) == 3
+    assert longest_run([Span(0, 0, 1, 2), Span(0, 0, 4, 9)]) == 5
+    assert longest_run([]) == 0

@@ -1,14 +1,18 @@
 """Advantages see what their stage reads, and nothing that happens to be there."""
 
+import asyncio
 from collections.abc import Collection, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from table_rows import row as table_row
 
 from headrace.algorithms.estimate import AdvantageEstimator, Compared
 from headrace.config.algorithm import AlgorithmConfig
-from headrace.experience.leases import Row
+from headrace.experience.leases import Lease, Row
 from headrace.roles.columns import token_advantages
+from headrace.roles.columns.advantages import AdvantageColumns
 
 READS = ("reward", "keep", "tokens", "loss_mask", "logprobs")
 
@@ -68,3 +72,17 @@ def test_a_column_that_the_stage_reads_is_there_for_all() -> None:
     data = compared(rows, (*READS, "reference"))
     assert data.reference is not None
     assert data.reference.tolist() == [0.5, 1.5, 2.5]
+
+
+def test_the_longest_turn_of_an_episode_is_that_of_its_samples() -> None:
+    """Limit 8, buffer 4. Turns of 3, 3 and 2 tokens pay nothing; one of 6, in the first of two samples, 2/4."""
+    spans = [[(0, 0, 1, 4), (0, 0, 5, 8)], [(0, 0, 1, 3)], [(0, 0, 1, 4), (0, 1, 4, 7)], [(0, 0, 1, 2)]]
+    rows = [
+        table_row(place, {"reward": 1.0}, episode=place // 2, length=9, spans=each) for place, each in enumerate(spans)
+    ]
+    config = AlgorithmConfig(advantage="mean_only", shaping={"overlong_buffer": 4})
+    nobody: Any = None
+    columns = AdvantageColumns(SimpleNamespace(), AdvantageEstimator(config, max_length=8), nobody, nobody)  # type: ignore[arg-type]
+    filled = asyncio.run(columns.compute(Lease(0, "advantages", rows, 0.0)))
+    found = [filled.columns["advantages"][row.row_id].value for row in rows]
+    assert found == [0.25, 0.25, -0.25, -0.25]

@@ -29,6 +29,8 @@ class Episodes:
     """[E] int64."""
     lengths: Tensor
     """[E] float64: tokens that the policy chose."""
+    longest_turns: Tensor
+    """[E] float64: of these, the most in a row, with none between them that it was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,16 @@ class Compared:
         per_sample.index_add_(0, self.sample_index, self.mask.double())
         return torch.zeros(len(self.rewards), dtype=torch.float64).index_add(0, self.episode, per_sample)
 
+    @property
+    def longest_turns(self) -> Tensor:
+        """[E] float64: the most tokens in a row that the policy chose."""
+        begins = torch.ones(len(self.mask), dtype=torch.bool)
+        begins[1:] = (self.mask[1:] != self.mask[:-1]) | (self.sample_index[1:] != self.sample_index[:-1])
+        run = begins.cumsum(0) - 1
+        tokens = torch.zeros(len(self.mask), dtype=torch.float64).index_add(0, run, self.mask.double())
+        longest = torch.zeros(len(self.rewards), dtype=torch.float64)
+        return longest.scatter_reduce(0, self.episode[self.sample_index], tokens[run], "amax")
+
 
 class AdvantageEstimator:
     """What `config` says of rewards, KL and advantages."""
@@ -85,7 +97,7 @@ class AdvantageEstimator:
         pieces: Pieces | None = None,
         coefficient: KLCoefficient | None = None,
     ) -> None:
-        """`max_length`: of a response, for the overlong penalty. `coefficient`: of a KL in the reward, which follows
+        """`max_length`: of one turn, for the overlong penalty. `coefficient`: of a KL in the reward, which follows
         what it sees; one of its own unless given."""
         self._config = config
         self._max_length = max_length
@@ -168,7 +180,7 @@ class AdvantageEstimator:
             rewards = shaping.clip_rewards(rewards, low=settings.clip[0], high=settings.clip[1])
         if settings.overlong_buffer is not None:
             rewards = rewards + shaping.overlong_penalty(
-                data.lengths,
+                data.longest_turns,
                 max_length=self._max_length,
                 buffer=settings.overlong_buffer,
                 factor=settings.overlong_factor,

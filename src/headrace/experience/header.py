@@ -128,6 +128,17 @@ def _of_sample(sample: Sample, group: Group) -> SampleHeader:
     )
 
 
+def longest_run(spans: Iterable[Span]) -> int:
+    """The most tokens in a row that the policy chose, whichever versions sampled them: those of its longest turn."""
+    longest, start, end = 0, 0, 0
+    for span in spans:
+        if span.start != end:
+            start = span.start
+        end = span.end
+        longest = max(longest, end - start)
+    return longest
+
+
 def mask_of(spans: Iterable[Span], length: int) -> NDArray[np.bool_]:
     """[length]: True at their tokens."""
     mask = np.zeros(length, np.bool_)

@@ -10,6 +10,7 @@ import torch
 from headrace.algorithms.estimate import AdvantageEstimator, Episodes
 from headrace.algorithms.kl_controllers import KLCoefficient
 from headrace.experience.columns import OnChosenTokens
+from headrace.experience.header import longest_run
 from headrace.experience.index import Sampler
 from headrace.experience.leases import Lease, Row
 from headrace.experience.samplers import sealed_batch, whole_groups
@@ -70,5 +71,7 @@ class AdvantageColumns:
         lengths = torch.zeros(len(episodes.rewards), dtype=torch.float64)
         own = torch.tensor([row.header.response_tokens for row in rows], dtype=torch.float64)
         lengths.index_add_(0, episodes.of_row, own)
-        found = self._estimator.of_episodes(Episodes(episodes.rewards, episodes.groups, lengths))
+        longest = torch.tensor([float(longest_run(row.header.spans)) for row in rows], dtype=torch.float64)
+        turns = torch.zeros_like(lengths).scatter_reduce(0, episodes.of_row, longest, "amax")
+        found = self._estimator.of_episodes(Episodes(episodes.rewards, episodes.groups, lengths, turns))
         return [OnChosenTokens(value) for value in found[episodes.of_row].tolist()]
