@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from headrace.controller.recorder import Recorder
+from headrace.experience.sample import GroupKey
 from headrace.observe.durations import Durations
 from headrace.observe.listeners import Listeners
 from headrace.observe.record import BatchRecord
@@ -69,7 +70,7 @@ def recorded(step: TrainedStep) -> BatchRecord:
 
 def step(*reports: StepReport, stats: BatchStats | None = None, **fields: Any) -> TrainedStep:
     """Of one epoch."""
-    counted = stats or BatchStats(samples=1, group_rewards={cast(Any, "a group"): (0.0, 1.0, 2)})
+    counted = stats or BatchStats(samples=2, reward=1.0, last_rewards={GroupKey(0, 0, 0): {0: (0, 1.0), 1: (0, 0.0)}})
     return TrainedStep(0, 1, 0, {}, counted, (reports,), 0.0, **fields)
 
 
@@ -90,3 +91,13 @@ def test_a_log_prob_that_is_nan_is_seen_in_drift_and_mismatch() -> None:
     assert math.isnan(record.drift_max_abs)
     assert record.mismatch_max_abs is not None
     assert math.isnan(record.mismatch_max_abs)
+
+
+def test_rewards_are_means_of_samples_and_of_episodes() -> None:
+    """One right in one history, one wrong in four."""
+    stats = BatchStats(samples=5)
+    for episode, histories, reward in ((0, 1, 1.0), (1, 4, 0.0)):
+        for index in range(histories):
+            stats.count_reward(GroupKey(0, 0, 0), episode, index, reward)
+    record = recorded(step(STEP, stats=stats))
+    assert (record.reward_mean, record.episode_reward_mean) == (0.2, 0.5)

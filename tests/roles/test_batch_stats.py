@@ -139,10 +139,28 @@ def test_groups_whose_samples_all_have_one_reward(
 ) -> None:
     stats = BatchStats()
     for position, group in enumerate(rewards):
-        for reward in group:
-            stats.count_reward(GroupKey(0, position, 0), reward)
+        for episode, reward in enumerate(group):
+            stats.count_reward(GroupKey(0, position, 0), episode, 0, reward)
     assert stats.equal_groups == equal
     assert stats.reward_range == lowest_highest
+
+
+def test_an_episode_of_several_samples_counts_once_by_its_last() -> None:
+    """One right in one history, one wrong in four: half are right. Whichever sample is counted first."""
+    stats, key = BatchStats(), GroupKey(0, 0, 0)
+    stats.count_reward(key, 0, 0, 1.0)
+    for index, reward in ((3, 0.0), (0, 1.0), (1, 1.0), (2, 0.0)):
+        stats.count_reward(key, 1, index, reward)
+    assert (stats.reward, stats.episode_reward_mean, stats.equal_groups) == (3.0, 0.5, 0)
+    assert stats.reward_range == (0.0, 1.0)
+
+
+def test_groups_whose_episodes_end_alike_are_equal() -> None:
+    stats = BatchStats()
+    for episode in range(2):
+        stats.count_reward(GroupKey(0, 0, 0), episode, 0, 0.0)
+        stats.count_reward(GroupKey(0, 0, 0), episode, 1, 1.0)
+    assert stats.equal_groups == 1, "they are compared by 1 and 1"
 
 
 @pytest.mark.parametrize(

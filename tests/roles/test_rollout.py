@@ -226,6 +226,21 @@ def test_a_group_with_too_few_samples_is_handed_back_with_what_most_failed_of() 
     case.play(body)
 
 
+def test_samples_of_one_episode_do_not_make_a_group() -> None:
+    """Two histories of the one episode that is left: nothing to compare it with, where `min_samples` is 2."""
+    alone = GroupHeader(FIRST, "0", 0, 4, tuple(header(FIRST, episode=0, index=index) for index in range(2)))
+    failed = replace(
+        alone, samples=(*alone.samples, *group(FIRST, SampleStatus.COMPLETED, SampleStatus.FAILED).samples[1:])
+    )
+    case = Case(FIRST, ends={FIRST: [failed]})
+
+    async def body(scene: Scene, running: asyncio.Task[Any]) -> None:
+        await scene.settle(2 * LONG_S)
+        assert case.flow.told == [("back", FIRST, "failed: reward_timeout", "reward_timeout: too long")]
+
+    case.play(body)
+
+
 def test_what_is_overdue_is_ended_and_handed_back_once() -> None:
     few = group(SECOND, SampleStatus.FAILED)
     case = Case(FIRST, SECOND, ends={SECOND: [few]})

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from controller_jobs import make_job
 from rollout_helpers import EOS, ScriptedEngine, char_tokenizer, chunk, ids
@@ -19,7 +20,7 @@ from headrace.engines.protocol import EngineStats, GenerateRequest
 from headrace.experience.columns import COLUMN_TYPES, group_of
 from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.records.codec import decode_group
-from headrace.experience.sample import GroupKey
+from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
 from headrace.experience.text.fast_tokenizer import TokenizerSpec
 from headrace.roles.workers.engine import EngineSpec, EngineWorker
 from headrace.roles.workers.group_player import GroupPlayer
@@ -159,6 +160,28 @@ def test_what_is_known_of_groups_that_left_does_not_grow() -> None:
             assert len(player._kept) <= 22
         await player.let_go(GroupKey(0, 199, 0), 0)
         assert runtime.kept == 3 * 9
+
+    run_virtually(main)
+
+
+def test_a_worker_writes_no_group_whose_samples_are_of_one_episode() -> None:
+    """It has no journal: two histories of a sole survivor are fewer than two episodes."""
+    key, one = GroupKey(0, 0, 0), np.ones(1)
+    left = [Sample(key, 0, index, *[one] * 5, SampleStatus.COMPLETED, 1.0) for index in range(2)]
+    failed = Sample(key, 1, 0, *[one] * 5, SampleStatus.FAILED, None, "engine: x")
+    alone = Group(key, "p", 0, 2, (*left, failed))
+
+    class Surviving(GroupPlayer):
+        async def _run(self, given: Assignment, purpose: Any) -> Group:
+            return alone
+
+        def _reward_calls(self) -> dict[str, int]:
+            return {}
+
+    async def main(runtime: VirtualRuntime) -> None:
+        player = Surviving(runtime, (), min_samples=2, keeps_failed=False)  # type: ignore[arg-type]
+        played = await player._played(Assignment(key, Prompt("p", "1", {}), INITIAL, 2, 0, 0, ()))
+        assert (played.receipt, tuple(played.refs)) == (None, ())
 
     run_virtually(main)
 

@@ -42,6 +42,22 @@ def test_zero_spread_looks_at_trainable_samples_only() -> None:
     assert judge((zero_spread,), group(None, None), 0) == "zero_spread"
 
 
+def histories(*rewards: Sequence[float]) -> Group:
+    """Of each episode those of its samples."""
+    one = np.ones(1)
+    given = [(episode, index, reward) for episode, each in enumerate(rewards) for index, reward in enumerate(each)]
+    done = SampleStatus.COMPLETED
+    samples = (Sample(KEY, episode, index, *[one] * 5, done, reward) for episode, index, reward in given)
+    return Group(KEY, "p", 0, 2, tuple(samples))
+
+
+def test_an_episode_of_several_samples_has_the_reward_of_its_last() -> None:
+    assert judge((zero_spread,), histories([0.0, 1.0], [1.0]), 0) == "zero_spread", "their advantages are 0"
+    assert judge((zero_spread,), histories([1.0, 0.0], [1.0]), 0) is None
+    entry = {"type": "reward_range", "low": 0.5}
+    assert reason(entry, histories([0.0] * 4, [1.0])) is None, "the mean of 0 and 1"
+
+
 def test_a_user_filter_keeps_or_drops_under_its_name(tmp_path: Path) -> None:
     (tmp_path / "f.py").write_text("def long_enough(group): return len(group.samples) > 2")
     filters = load_filters(("zero_spread", f"{tmp_path}/f.py:long_enough"))

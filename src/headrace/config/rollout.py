@@ -85,7 +85,8 @@ class RolloutConfig(Section):
     episode_timeout_s: float = Field(default=600.0, gt=0)
     """An episode that takes longer fails. At most `runtime.stall_timeout_s`."""
     min_samples: int | None = Field(default=None, ge=1)
-    """A group trains with at least this many samples that did not fail; 2, or 1 for groups of one, unless given."""
+    """A group trains with at least this many episodes that did not fail, whatever the number of samples that each
+    left; 2, or 1 for groups of one, unless given."""
     max_attempts: int = Field(default=3, ge=1)
     """How often a prompt that came back is tried in one epoch before it is dropped as exhausted."""
     oversample: float = Field(default=1.0, ge=1, le=16)

@@ -153,6 +153,7 @@ class Recorder:
             groups=step.groups,
             samples=stats.samples,
             reward_mean=stats.reward / stats.samples,
+            episode_reward_mean=stats.episode_reward_mean,
             response_tokens_mean=stats.response_tokens / stats.samples,
             trained_tokens=sum(report.trained_tokens for report in step.epochs[0]),
             forwarded_tokens=sum(report.forwarded_tokens for report in reports),

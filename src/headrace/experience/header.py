@@ -84,6 +84,11 @@ class GroupHeader:
     def trainable(self) -> tuple[SampleHeader, ...]:
         return tuple(sample for sample in self.samples if sample.is_trainable)
 
+    @property
+    def trainable_episodes(self) -> int:
+        """How many episodes have a trainable sample: one whose history was rewritten has several."""
+        return len({sample.episode for sample in self.trainable})
+
     def rewarded(self, rewards: Sequence[float | None]) -> GroupHeader:
         """The same with these rewards of its trainable samples."""
         given = iter(rewards)

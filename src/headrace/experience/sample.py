@@ -166,6 +166,11 @@ class Group:
     def trainable(self) -> tuple[Sample, ...]:
         return tuple(sample for sample in self.samples if sample.is_trainable)
 
+    @property
+    def trainable_episodes(self) -> int:
+        """How many episodes have a trainable sample: one whose history was rewritten has several."""
+        return len({sample.episode for sample in self.trainable})
+
     def last_of(self, episode: int) -> Sample:
         """The last trainable sample of an episode: the one that its reward is about. Raises ValueError."""
         for sample in reversed(self.trainable):

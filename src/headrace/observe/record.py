@@ -143,8 +143,10 @@ class BatchRecord:
     reward_min: float | None = None
     """The lowest reward of a sample of the batch, as scored."""
     reward_max: float | None = None
+    episode_reward_mean: float | None = None
+    """As `reward_mean`, of the batch's episodes: one of several samples counts once, by the reward of its last."""
     equal_groups: int | None = None
-    """Groups whose samples all have one reward; of groups of one sample, all or none, as the batch's rewards are."""
+    """Groups whose episodes all have one reward; of groups of one, all or none, as the batch's rewards are."""
     reward_call_p50_s: float | None = None
     """Half of the calls of reward functions since the batch before took no longer; None if there were none."""
     reward_call_p99_s: float | None = None

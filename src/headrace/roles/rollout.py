@@ -153,7 +153,7 @@ class RolloutRole:
             await self._record(group)
         self._failures.look_at(group)
         self._losses.ended(key)
-        if len(group.trainable) >= self._min_samples:
+        if group.trainable_episodes >= self._min_samples:
             self._flow.finish(*await self._journal.write(group))
         elif self._are_there() and self._flow.runs(key) and key not in self._flow.overdue():
             failure = next((sample.failure for sample in group.samples if sample.failure), None)
@@ -208,5 +208,7 @@ class RolloutRole:
 
 
 def _commonest_failure(group: Ended) -> str:
-    kinds = Counter((sample.failure or sample.status.value).partition(":")[0] for sample in group.samples)
+    """Of the samples that are left out; of all, if none is."""
+    those = [sample for sample in group.samples if not sample.is_trainable] or group.samples
+    kinds = Counter((sample.failure or sample.status.value).partition(":")[0] for sample in those)
     return kinds.most_common(1)[0][0]

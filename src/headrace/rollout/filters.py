@@ -47,14 +47,14 @@ class Filter(Protocol):
 
 
 def zero_spread(group: GroupHeader, whole: Whole, batch: int) -> str | None:
-    """Drop a group whose trainable samples all have the same reward: relative to each other, none tells anything."""
+    """Drop a group whose episodes all have the same reward: relative to each other, none tells anything."""
     rewards = _rewards(group)
     return "zero_spread" if not rewards or min(rewards) == max(rewards) else None
 
 
 @dataclass(frozen=True)
 class RewardRange:
-    """Drops a group whose mean reward over trainable samples is outside of the range, or that has none."""
+    """Drops a group whose mean reward over its episodes is outside of the range, or that has none."""
 
     config: RewardRangeFilter
 
@@ -210,7 +210,8 @@ def _user_filter(spec: str, arguments: Mapping[str, object], given: Given) -> Fi
 
 
 def _rewards(group: GroupHeader) -> list[float]:
-    return [sample.reward for sample in group.trainable if sample.reward is not None]
+    """Of each episode that has one, that of its last trainable sample."""
+    return [*{sample.episode: sample.reward for sample in group.trainable if sample.reward is not None}.values()]
 
 
 def _share(are_so: Iterable[bool]) -> float:

@@ -60,10 +60,19 @@ REWARDS = (
     Metric(
         "reward_mean",
         "reward",
-        "Mean over the batch's samples, as scored, before shaping.",
+        "Mean over the batch's samples, as scored, before shaping. An episode that left several samples counts as "
+        "often.",
         "it stands from the beginning, or falls for tens of batches",
         "look at rewards by hand first; then `equal_groups`, `entropy` and `grad_norm`; a lower or higher "
         "`trainer.optimizer.lr` last",
+    ),
+    Metric(
+        "episode_reward_mean",
+        "reward",
+        "The same over the batch's episodes: one of several samples (histories) counts once, by the reward of its "
+        "last, as in advantages and evaluations.",
+        "see `reward_mean`",
+        "see there",
     ),
     Metric("reward_min", "reward", "The lowest of a sample of the batch."),
     Metric(
@@ -90,9 +99,9 @@ REWARDS = (
     Metric(
         "equal_groups",
         "groups",
-        "Groups whose samples all have one reward, as scored. Compared with each other their advantages are 0: they "
+        "Groups whose episodes all have one reward, as scored. Compared with each other their advantages are 0: they "
         "were generated for nothing, unless `algorithm.shaping` or a KL in the reward tells their samples apart. (Of "
-        "groups of one sample: all or none, as the batch's rewards are.) Those that `zero_spread` dropped are in "
+        "groups of one: all or none, as the batch's rewards are.) Those that `zero_spread` dropped are in "
         "`dropped_groups`.",
         "nearly all of them, dropped ones included, for several batches: every prompt is too easy or too hard",
         "take prompts that are solved now and then, raise `rollout.samples_per_prompt`, or use a reward with more "

@@ -14,6 +14,7 @@ BATCH: Mapping[str, str] = {
     "groups": "batch/groups",
     "samples": "batch/samples",
     "reward_mean": "reward/mean",
+    "episode_reward_mean": "reward/episode_mean",
     "reward_min": "reward/min",
     "reward_max": "reward/max",
     "equal_groups": "reward/equal_groups",

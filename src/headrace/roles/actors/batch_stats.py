@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -74,8 +75,10 @@ class BatchStats:
     """Those of which a token enters the loss."""
     truncated_samples: int = 0
     reward: float = 0.0
-    group_rewards: dict[GroupKey, tuple[float, float, int]] = field(default_factory=dict)
-    """Of each group the lowest and the highest reward, and its samples."""
+    reward_range: tuple[float, float] = (math.inf, -math.inf)
+    """The lowest and the highest of a sample."""
+    last_rewards: dict[GroupKey, dict[int, tuple[int, float]]] = field(default_factory=lambda: defaultdict(dict))
+    """Of each group, of each of its episodes the last sample: its index and its reward."""
     response_tokens: int = 0
     masked_tokens: int = 0
     lost_branch_tokens: int = 0
@@ -90,24 +93,32 @@ class BatchStats:
         return {name: total / self.term_samples[name] for name, total in self.term_sums.items()}
 
     @property
-    def reward_range(self) -> tuple[float, float]:
-        """The lowest and the highest reward of a sample."""
-        lows, highs, _ = zip(*self.group_rewards.values(), strict=True)
-        return min(lows), max(highs)
+    def episode_rewards(self) -> list[list[float]]:
+        """Of each group those of its episodes."""
+        return [[reward for _, reward in episodes.values()] for episodes in self.last_rewards.values()]
+
+    @property
+    def episode_reward_mean(self) -> float:
+        """An episode of several samples counts once, by the reward of its last."""
+        rewards = [reward for group in self.episode_rewards for reward in group]
+        return sum(rewards) / len(rewards)
 
     @property
     def equal_groups(self) -> int:
-        """Groups whose samples all have one reward. Groups of one sample are compared with each other instead."""
-        if all(samples == 1 for _, _, samples in self.group_rewards.values()):
-            low, high = self.reward_range
-            return len(self.group_rewards) if low == high and len(self.group_rewards) > 1 else 0
-        return sum(low == high for low, high, _ in self.group_rewards.values())
+        """Groups whose episodes all have one reward. Groups of one episode are compared with each other instead."""
+        groups = self.episode_rewards
+        if all(len(rewards) == 1 for rewards in groups):
+            return len(groups) if len({rewards[0] for rewards in groups}) == 1 and len(groups) > 1 else 0
+        return sum(len(set(rewards)) == 1 for rewards in groups)
 
-    def count_reward(self, group: GroupKey, reward: float) -> None:
-        """Of one sample."""
+    def count_reward(self, group: GroupKey, episode: int, index: int, reward: float) -> None:
+        """Of one sample, the `index`-th of its episode."""
         self.reward += reward
-        low, high, samples = self.group_rewards.get(group, (reward, reward, 0))
-        self.group_rewards[group] = (min(low, reward), max(high, reward), samples + 1)
+        low, high = self.reward_range
+        self.reward_range = min(low, reward), max(high, reward)
+        episodes = self.last_rewards[group]
+        if episode not in episodes or episodes[episode][0] <= index:
+            episodes[episode] = index, reward
 
     def add(self, row: Row, trained: Sequence[Span], batch: int, rule: StalenessRule, lineage: Lineage) -> None:
         """`trained`: of the row's tokens those that enter the loss."""
@@ -115,7 +126,7 @@ class BatchStats:
         self.samples += 1
         self.trained_samples += bool(trained)
         self.truncated_samples += row.header.is_truncated
-        self.count_reward(row.group, columns["reward"])
+        self.count_reward(row.group, row.header.episode, row.header.index, columns["reward"])
         scored = {"model": columns["model_score"]} if "model_score" in columns else {}
         for name, value in {**columns["terms"], **scored}.items():
             self.term_sums[name] += value

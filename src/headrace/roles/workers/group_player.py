@@ -89,7 +89,7 @@ class GroupPlayer:
             those = tuple(sample for sample in group.samples if sample.status is SampleStatus.FAILED)
             if those:
                 failed = await self._host.compute(LANE, encode_group, replace(group, samples=those))
-        if len(group.trainable) < self._min_samples:
+        if group.trainable_episodes < self._min_samples:
             return Played(header_of(group), (), None, failed, self._reward_calls())
         assert self._journal is not None
         finished, receipt = await self._journal.write(group)
