@@ -56,7 +56,10 @@ def rm(scores, pair_index, chosen):
     return losses.reward_ranking(scores, pair_index, chosen)
 
 def interpolate(current, behavior, versions, batch, progress):
+    from pathlib import Path
     from headrace.algorithms.proximal import loglinear
+    with Path(__file__).with_name("progress").open("a") as seen:
+        print(progress, file=seen)
     if progress == 0:
         return current
     return loglinear(current, behavior, versions, proximal_version=batch, current_version=batch + progress)
@@ -169,6 +172,7 @@ def test_an_interpolation_of_the_users_own(tmp_path: Path, mine: str) -> None:
         run(tmp_path / name, algorithm={"updates_per_batch": 2, "proximal": proximal})
     ours, theirs = weights(tmp_path / "named"), weights(tmp_path / "own")
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert set((tmp_path / "progress").read_text().split()) == {"0.0", "0.5"}
 
 
 def test_a_loss_reads_versions_and_what_it_reports_is_recorded(tmp_path: Path, mine: str) -> None:

@@ -202,10 +202,24 @@ def test_a_copy_in_another_folder_is_met(tmp_path: Path) -> None:
     }
     told = told_of(tmp_path, copy)
     assert met(told, OWN) == "SGLang 0.5.23"
-    changed = told_of(tmp_path, copy, json_model_override_args='{"rms_norm_eps": 0.1}')
-    with pytest.raises(ConfigError, match=r"another model: its rms_norm_eps is 0\.1, and that of model\.path 1e-06"):
-        met(changed, OWN)
     assert met(told_of(tmp_path, {"model_type": "of_nobody"}), OWN) == "SGLang 0.5.23", "it cannot be read"
+
+
+def test_what_a_server_changes_of_its_config_counts(tmp_path: Path) -> None:
+    def changed(own: dict[str, Any], changes: str) -> dict[str, Any]:
+        return told_of(tmp_path, {**SMALL, "rope_theta": 1e6, **own}, json_model_override_args=changes)
+
+    with pytest.raises(ConfigError, match=r"another model: its rms_norm_eps is 0\.1, and that of model\.path 1e-06"):
+        met(changed({}, '{"rms_norm_eps": 0.1}'), OWN)
+    assert met(changed({"rms_norm_eps": 0.1}, '{"rms_norm_eps": 1e-6}'), OWN) == "SGLang 0.5.23"
+    scaled = '{"rope_scaling": {"rope_type": "linear", "factor": 2.0}}'
+    with pytest.raises(
+        ConfigError, match=r"its rope_parameters\.rope_type is 'linear', and that of \S+ 'default'; its"
+    ):
+        met(changed({}, scaled), OWN)
+    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}
+    assert met(changed({}, scaled), replace(OWN, model=identity(Qwen3Config(**SMALL, rope_parameters=rope))))
+    assert met(changed({}, '{"rms_norm_eps": "small"}'), OWN) == "SGLang 0.5.23", "it cannot be read"
 
 
 def test_its_kind_of_model_is_told_where_its_folder_cannot_be_read() -> None:

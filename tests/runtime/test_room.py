@@ -208,7 +208,7 @@ def test_who_is_not_given_what_a_node_seemed_to_have_goes_to_another(reserved: R
 
     async def main(runtime: VirtualRuntime) -> None:
         with pytest.raises(
-            NoRoom, match=r"unfit: the room for engine/0 on the node b was taken by somebody else, or th"
+            NoRoom, match=r"unfit: the room for engine/0 on the node b was taken by somebody else, or it"
         ):
             await reservations.options("engine/0", runtime)
         cluster.machines |= {"c": "C"}

@@ -52,9 +52,12 @@ def identity_in(folder: str, changes: str) -> dict[str, Any]:
         return {}
     from headrace.models.loading import read_model_config
 
-    with suppress(ConfigError, ValueError):
+    with suppress(Exception):  # of any kind: transformers takes for granted that what it is given is right
         config = read_model_config(folder)
-        config.update(json.loads(changes or "{}"))
+        for key, value in json.loads(changes).items():
+            name = "rope_parameters" if key == "rope_scaling" else key
+            own = getattr(config, name, None)
+            config.update({name: {**own, **value} if isinstance(own, dict) and isinstance(value, dict) else value})
         return identity(config)
     return {}
 

@@ -178,7 +178,7 @@ class Reservations:
         """Nothing is reserved any more, also by whoever is at it. Blocking, until that one sees it."""
         self._closed = True
         with self._taking:
-            for reserved in self._reserved.values():
+            for reserved in [*self._reserved.values()]:  # one of which may be given back meanwhile
                 _remove(reserved.group)
             self._reserved.clear()
 
