@@ -144,7 +144,7 @@ async def _to_the_end(chunks: AsyncGenerator[TokenChunk]) -> None:
 
 @pytest.mark.soak
 def test_ranks_that_share_the_model_take_what_is_published_and_leave_nothing(tmp_path: Path) -> None:
-    """Two of tensor parallel."""
+    """Two of tensor parallel, each of which compares what it has."""
     (tmp_path / "shm").mkdir()
     shared = {*Path("/dev/shm").iterdir()}
 
@@ -158,6 +158,11 @@ def test_ranks_that_share_the_model_take_what_is_published_and_leave_nothing(tmp
                 subject.held[worker.engine.version] = name
                 request = subject.request()
                 subject.judge(request, await subject.whole(request))
+            told = await worker.engine.dialect._rpc("headrace")  # type: ignore[attr-defined]
+            for each in (one["comparison"] for one in told):
+                assert (each["unread"], each["different"], each["by_sum"]) == ([], [], 0)
+                assert each["whole"] + each["in_part"] > 0
+            assert len(told) == 2
 
     asyncio.run(run())
     left = {each for each in {*Path("/dev/shm").iterdir()} - shared if each.name.startswith(("psm_", "vllm_"))}

@@ -1,11 +1,12 @@
 """Whether what vLLM has loaded is what was published.
 
 A parameter of vLLM may be several published tensors, one behind another: the query, key and value projections, say.
-Each element's bits are compared, in its place. Of a matrix that a kernel has packed, and that nobody can read any more,
-a few columns come out exactly as the product with a unit vector. The matrices of experts, which a kernel may pack as
-well, and fill up with zeros, are read all the same, and have their elements in other places: of each expert, and of any
-other parameter of another shape than it was published in, or of parts whose order is not known, sums are compared, of
-the bits of all elements, taken as whole numbers. These add up exactly, and know nothing of places.
+Each element's bits are compared, in its place; where ranks share a layer out, of what is this one's (`own_share.py`).
+Of a matrix that a kernel has packed, and that nobody can read any more, a few columns come out exactly as the product
+with a unit vector. The matrices of experts, which a kernel may pack as well, and fill up with zeros, are read all the
+same, and have their elements in other places: of each expert, and of any other parameter of another shape than it was
+published in, or of parts whose order is not known, sums are compared, of the bits of all elements, taken as whole
+numbers. These add up exactly, and know nothing of places.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+
+from headrace_vllm.own_share import own_share
 
 _COLUMNS = 8
 _EXPERTS = {"gate_up_proj": "w13_weight", "down_proj": "w2_weight"}
@@ -45,13 +48,17 @@ def compared(model: torch.nn.Module, published: Mapping[str, torch.Tensor], vers
     found = Comparison(version)
     sources = _sources(model, published)
     for name, parameter in model.named_parameters():
-        parts = sources.get(name)
+        parts, of = sources.get(name), name.rpartition(".")[0]
+        layer = model.get_submodule(of)
         if parts is None:
             found.unread.append(name)
-        elif parameter.numel() == 0:
-            _compare_packed(model.get_submodule(name.rpartition(".")[0]), name, parts, parameter.dtype, found)
+            continue
+        if parts.in_order:
+            parts = parts._replace(tensors=own_share(layer, of, parts.tensors))
+        if parameter.numel() == 0:
+            _compare_packed(layer, name, parts, parameter.dtype, found)
         elif parameter.numel() < sum(tensor.numel() for tensor in parts.tensors):
-            found.unread.append(name)  # a part of it, of several ranks
+            found.unread.append(name)  # a part of it, and it is not known which
         elif parts.tensors[0].ndim == _OF_EXPERTS:
             _compare_experts(name, parameter.detach(), parts.tensors, found)
         elif parts.in_order and all(one.ndim and one.shape[1:] == parameter.shape[1:] for one in parts.tensors):
@@ -163,7 +170,8 @@ def _compare_head(model: torch.nn.Module, published: Mapping[str, torch.Tensor],
         own = next((one for name, one in published.items() if name.endswith("embed_tokens.weight")), None)
     if head is None or not hasattr(head, "cpu_linear") or weight is None or weight.numel() == 0 or own is None:
         return
-    _compare_packed(head, "lm_head.weight, as its kernel has it", _Parts([own], True), weight.dtype, found)
+    parts = _Parts(own_share(head, "lm_head", [own]), True)
+    _compare_packed(head, "lm_head.weight, as its kernel has it", parts, weight.dtype, found)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -175,23 +175,20 @@ def _approximate(sections: Iterable[EngineSection]) -> list[str]:
 
 def _not_compared(section: EngineSection, config: TrainConfig) -> list[str]:
     """Of what a vLLM holds, where only gross faults are found. What SGLang holds is not compared at all."""
-    if section.kind != "vllm":
+    if section.kind != "vllm" or not experts_per_token(read_model_config(config.model.path)):
         return []
     lines = []
     ranks, replicas = _number(section, "tensor_parallel_size", 1), _number(section, "data_parallel_size", 1)
-    experts = experts_per_token(read_model_config(config.model.path)) > 0
     alone = "nothing is compared: there the swap check finds gross faults alone"
+    shared = ranks if ranks > 1 else replicas if _option(section, "enable_expert_parallel") else 1
     if section.urls:
-        lines.append(f"of what several ranks of an attached one hold in parts (--tensor-parallel-size) {alone}")
-    elif ranks > 1:
-        lines.append(f"of what its {ranks} ranks hold in parts (engine.args.tensor_parallel_size) {alone}")
-    elif experts and replicas > 1 and _option(section, "enable_expert_parallel"):
-        lines.append(f"of the experts that its {replicas} ranks share out (engine.args.enable_expert_parallel) {alone}")
-    if experts:
-        lines.append(
-            "of the matrices of experts sums of bits are compared, which do not tell where an element lies: of what "
-            "changed places the swap check finds gross faults alone"
-        )
+        lines.append(f"of experts that several ranks of an attached one share out {alone}")
+    elif shared > 1:
+        lines.append(f"of the experts that its {shared} ranks share out {alone}")
+    lines.append(
+        "of the matrices of experts sums of bits are compared, which do not tell where an element lies: of what "
+        "changed places the swap check finds gross faults alone"
+    )
     return lines
 
 
