@@ -71,6 +71,8 @@ class Scripted:
     load_fault: Exception | None = None
     fault: Exception | None = None
     """Of answers."""
+    abort_fault: Exception | None = None
+    """Of answers to what is aborted."""
     logprob: float = -1.0
     """Of each token."""
     health_fault: Exception | None = None
@@ -117,6 +119,8 @@ class Scripted:
                 continue
             if self.fault is not None:
                 raise self.fault
+            if self.abort_fault is not None and name in self.aborted:
+                raise self.abort_fault
             cuts = self.paused in (SwapMode.RECOMPUTE, SwapMode.DRAIN) and not self.retracts
             if name in self.aborted or (cuts and sampled):
                 finish = FinishReason.ABORT
@@ -137,6 +141,8 @@ class Scripted:
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         self.aborted |= set(request_ids) & set(self.asked)
+        if self.abort_fault is not None:
+            await self.runtime.clock.sleep(2 * STEP_S)
 
     async def pause(self, mode: SwapMode) -> None:
         self.calls.append(f"pause {mode}")
@@ -405,6 +411,26 @@ def test_nothing_of_weights_that_the_swap_check_refuses_is_handed_out(mode: Swap
         assert versions(await waiting) == [1, 1, 1]
 
     on(test, scores=-3.0)
+
+
+def test_an_answer_that_breaks_off_as_unchecked_weights_sample_it_goes_on_from_before_them() -> None:
+    """SGLang 0.5.23 may fail so where an abort comes as tokens are on their way."""
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        server.abort_fault = ServerGone("it broke off")
+        reading = asyncio.ensure_future(read(engine, request(tokens=40)))
+        await runtime.clock.sleep(3.5 * STEP_S)
+        with pytest.raises(WeightError):
+            await engine.update(Offers(1), SwapMode.RECOMPUTE)
+        chunks = await reading
+        assert versions(chunks) == [0, 0, 0]
+        assert chunks[-1].finish_reason is FinishReason.INTERRUPTED
+        assert engine.stats().running == 0
+        server.abort_fault, server.scores = None, -1.0
+        await engine.update(Offers(1), SwapMode.RECOMPUTE)
+        assert versions(await read(engine, request("s", 3))) == [1, 1, 1]
+
+    on(test, scores=-3.0, retracts=True)
 
 
 @pytest.mark.parametrize("passes", [True, False])

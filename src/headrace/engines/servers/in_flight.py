@@ -201,8 +201,13 @@ class InFlight:
             raise EngineError(f"request {name} ended without a finish reason")
         except (EngineError, RequestError) as error:
             self.count.before = None
-            if isinstance(error, ServerGone) and await self._is_gone():
-                self._fail(error)
+            is_checked = self.checking is not None
+            if isinstance(error, ServerGone):
+                if await self._is_gone():
+                    self._fail(error)
+                elif is_checked:  # what was handed out is of the weights before, and goes on from there
+                    mine.end(FinishReason.INTERRUPTED)
+                    return
             mine.pieces.put_nowait(error)
         except asyncio.CancelledError:
             self.count.before = None
