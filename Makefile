@@ -82,7 +82,7 @@ $(SGLANG_READY): requirements-sglang.txt plugins/headrace-sglang-cpu/pyproject.t
 sglang-env: $(SGLANG_READY)
 
 # What takes more than a second and a half or so: 45 minutes, of which 3 for the wheel and the sdist in an empty environment.
-# Then, at the same time, servers (12: 7 for vLLM, 5 for SGLang) and what else has an environment of its own (8: 4 for the
+# Then, at the same time, servers (16: 11 for vLLM, 5 for SGLang) and what else has an environment of its own (8: 4 for the
 # trackers, 4 for verifiers). Environments included 65 together, on two quiet cores.
 test-slow: $(READY) $(DASHBOARD_READY) $(TRACKERS_READY) $(VLLM_READY) $(SGLANG_READY) $(VERIFIERS_READY)
 	$(BIN)/python -m pytest -m slow --ignore tests/servers $(SHARED) $(ARGS)

@@ -97,6 +97,7 @@ async def require_taken_from_disk(
     publish.number = on_disk.number
 
 
+@pytest.mark.soak
 def test_one_whose_core_stands_is_stuck_though_its_health_is_well(tmp_path: Path) -> None:
     given = spec(tmp_path)
     given = replace(given, limits=replace(given.limits, silence_s=5.0))
