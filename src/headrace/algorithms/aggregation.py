@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -34,8 +34,8 @@ def aggregate(
     inside = mask.to(values.dtype)
     if mode == "token_mean":
         return values.sum(), inside.sum()
-    if mode not in ("sample_mean", "sample_sum", "constant_length"):
-        raise ValueError(f"mode is {mode!r}; use 'token_mean', 'sample_mean', 'sample_sum' or 'constant_length'")
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode is {mode!r}; use {', '.join(map(repr, get_args(Mode)))}")
     samples = Segments.of(sample_index)
     tokens = samples.sum(inside)
     denominator = (tokens > 0).to(inside.dtype).sum()

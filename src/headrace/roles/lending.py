@@ -90,6 +90,11 @@ class Lending:
         self._look()
 
     @property
+    def shares_devices(self) -> bool:
+        """See `Turns.shares_devices`."""
+        return True
+
+    @property
     def holds_rows(self) -> bool:
         """See `Turns.holds_rows`."""
         return self._period is not None

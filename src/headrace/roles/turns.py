@@ -31,6 +31,10 @@ class Sleeper(Protocol):
 
 class Turns(Protocol):
     @property
+    def shares_devices(self) -> bool:
+        """Whether engines and those that train have the same devices, one after another."""
+
+    @property
     def holds_rows(self) -> bool:
         """Whether those that train have rows of a batch only once it is sealed, whatever the mode."""
 
@@ -55,6 +59,7 @@ class Turns(Protocol):
 class NoTurns:
     """Each has memory of its own."""
 
+    shares_devices = False
     holds_rows = False
 
     async def of_batch(self) -> None:
@@ -77,6 +82,7 @@ class NoTurns:
 class SharedDevices:
     """See `Turns`. Whoever asks for what there is already goes on at once."""
 
+    shares_devices = True
     holds_rows = True
 
     def __init__(self, context: RoleContext, pool: EnginePool, models: Sequence[Sleeper]) -> None:

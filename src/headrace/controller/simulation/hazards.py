@@ -10,7 +10,6 @@ from headrace.controller.building.wiring import Parts
 from headrace.engines.protocol import Tag
 from headrace.experience.schedule import ScheduleError
 from headrace.roles.actors import actor, critic
-from headrace.roles.turns import NoTurns
 from headrace.runtime.workers import WorkerLost
 from headrace.store.errors import LawBroken
 
@@ -95,7 +94,7 @@ class Hazards:
         """Where engines and those that train take turns, none of them is awake while one trains; nor is one that is
         lent."""
         parts = self._parts
-        if parts is None or isinstance(parts.turns, NoTurns) or not self._is_on():
+        if parts is None or not parts.turns.shares_devices or not self._is_on():
             return
         pool = parts.models.engines
         members = [each for each in pool.lent or pool.members if each.is_up and each.engine.failure is None]

@@ -65,7 +65,7 @@ class ActorRole:
         trained: Callable[[int, Sequence[StepReport], BatchStats], Awaitable[None]] | None = None,
         after_step: Callable[[TrainedStep], Awaitable[None]],
         settled: Callable[[], Awaitable[None]] = nothing,
-        turns: Turns | None = None,
+        turns: Turns = NoTurns(),  # noqa: B008 (stateless)
     ) -> None:
         """`columns`: of the table, beside tokens and mask, that the loss reads. `whole`: how a whole batch is trained;
         None: one step, from micro-batches as they come. `critic`: steps along with every batch; in the first
@@ -94,8 +94,7 @@ class ActorRole:
         self._trained = trained
         self._after_step = after_step
         self._settled = settled
-        self._turns = turns or NoTurns()
-        self._takes_turns = not isinstance(self._turns, NoTurns)
+        self._turns = turns
         self._stopping = False
         self._train_s = 0.0
         self._call_size = CallSize()
@@ -158,7 +157,7 @@ class ActorRole:
         try:
             with self._context.activity.training(spent.PUBLISHES):
                 await self._publish(again=again)
-                if self._takes_turns:  # whoever wakes takes it
+                if self._turns.shares_devices:  # whoever wakes takes it
                     await self._weights.settled()
             await self._after_step(step)
         except WorkerLost:
