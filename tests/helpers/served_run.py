@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -39,6 +40,17 @@ def begun(tmp_path: Path, **job: object) -> tuple[Run, Path]:
     run = tmp_path / "run"
     command = [sys.executable, "-m", "headrace.cli.main", "train", str(config), "--dir", str(run), "--plain"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True), run
+
+
+def ended_well(process: Run, run: Path, out: str) -> list[dict[str, Any]]:
+    """The records of the batches of a run that ended in order, within the law, with no sample failed; `out` is what it
+    printed."""
+    assert process.returncode == 0, out[-3000:]
+    with RunReader(run) as reader:
+        reader.counts().check()
+        records = [row.record for row in reader.metrics.read("batch")]
+    assert not any(record["failed_samples"] for record in records)
+    return records
 
 
 def until_batch(run: Path, batch: int, process: Run) -> None:

@@ -17,7 +17,7 @@ import pytest
 import sglang_server
 import vllm_server
 from attached import require_attached
-from served_run import BATCHES, begun, below, of_name, until_batch
+from served_run import BATCHES, begun, below, ended_well, of_name, until_batch
 from vllm_server import core_of, serving
 
 from headrace.engines import conformance
@@ -162,12 +162,7 @@ def test_a_run_loses_nothing_where_what_sends_weights_is_killed(tmp_path: Path, 
         out, _ = process.communicate(timeout=290.0)
     finally:
         process.kill()
-    assert process.returncode == 0, out[-3000:]
+    assert len(ended_well(process, run, out)) == BATCHES
     with RunReader(run) as reader:
-        reader.counts().check()
-        batches = [row.record for row in reader.metrics.read("batch")]
-        kinds = [event.kind for event in reader.events.read()]
-    assert len(batches) == BATCHES
-    assert not any(record["failed_samples"] for record in batches)
-    assert "engine_died" not in kinds
+        assert "engine_died" not in [event.kind for event in reader.events.read()]
     assert not [each for each in before if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]

@@ -16,7 +16,18 @@ import psutil
 import pytest
 from agent_runs import make_sampling_job, samples_of
 from ray_run import actor, gone
-from served_run import Run, begun, below, guardian_of, of_name, require_no_loss, server_of, until_batch, worker_of
+from served_run import (
+    Run,
+    begun,
+    below,
+    ended_well,
+    guardian_of,
+    of_name,
+    require_no_loss,
+    server_of,
+    until_batch,
+    worker_of,
+)
 from vllm_server import PYTHON, needs_vllm
 
 from headrace.cli.main import main
@@ -110,11 +121,7 @@ def test_in_ray_its_worker_is_an_actor_beside_it_and_nobody_else_asks_it(tmp_pat
         out, _ = process.communicate(timeout=120)
     finally:
         process.kill()
-    assert process.returncode == 0, out[-3000:]
-    with RunReader(run) as reader:
-        reader.counts().check()
-        records = [row.record for row in reader.metrics.read("batch")]
-    assert not any(record["failed_samples"] for record in records)
+    ended_well(process, run, out)
     assert not gone(processes, 10.0)
 
 
