@@ -124,3 +124,15 @@ def test_a_row_is_as_it_was_measured(table: int, name: str, row: Row, found: lis
     assert cells == [target, *map(told, found)]
     right = {True: "yes", False: "no", None: ""}[None if is_met is None else all(map(is_met, found))]
     assert met.partition(",")[0] == right
+
+
+def test_what_kept_sets_cost_is_as_measured() -> None:
+    found = json.loads((ROOT / "benchmarks/results/server_kept_sets_vllm.json").read_text())
+    kept, wire = found["kept_512_over_cut_512"], found["wire_bytes"]["kept_512"]
+    cut = found["tokens_per_s"]["cut_512"]["median"] / found["tokens_per_s"]["whole"]["median"]
+    page = " ".join((ROOT / "docs/servers.md").read_text().split())
+    assert f"sets of {found['set_size']['mean']:.0f} ids in the mean" in page
+    assert f"gives {kept['median']:.2f} as many tokens" in page
+    assert f"({kept['min']:.2f} to {kept['max']:.2f}), and {wire / 1000:.1f} kB a token" in page
+    assert "costs its CPU build two thirds" in page
+    assert cut == pytest.approx(1 / 3, abs=0.03)

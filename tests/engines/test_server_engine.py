@@ -752,7 +752,7 @@ def test_one_that_decodes_nothing_though_its_health_is_well_is_stuck_after_its_l
     async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
         clock, reading = runtime.clock, asyncio.ensure_future(read(engine, request(tokens=40)))
         await clock.sleep(3.5 * STEP_S)
-        server.stands = True
+        server.stands, server.load_is = True, ServerLoad(0.5, 3, 0)  # as it says each second
         began = clock.now()
         others = [asyncio.ensure_future(read(engine, request(name))) for name in "ab"]
         await clock.sleep(20.0)

@@ -262,7 +262,7 @@ def test_no_room_stays_with_a_run_that_ends_while_it_takes_some(reserved: Reserv
             return super().group(*asked, **options)
 
     cluster = Slow({"a": "A"})
-    reservations = reserved(cluster, team(["engine/0"]))
+    reservations = reserved(cluster, team(["engine/0"]), room_s=0.1)
     cluster.machines = {"b": "B"}
 
     async def main() -> None:
@@ -273,6 +273,8 @@ def test_no_room_stays_with_a_run_that_ends_while_it_takes_some(reserved: Reserv
         await asyncio.wait([closing], timeout=0.1)
         let.set()
         await asyncio.wait([taking, closing])
+        with pytest.raises(NoRoom, match="the run has given its room back"):
+            await reservations.options("engine/0", runtime)
         await runtime.close()
 
     asyncio.run(main())

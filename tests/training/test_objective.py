@@ -47,10 +47,13 @@ def test_drift_and_the_steps_kl_are_against_the_weights_that_the_batch_begins_wi
         assert later.columns.get("proximal") is None, "the first epoch's are those of all"
 
 
-@pytest.mark.parametrize(("made", "proximal"), [(0, -1.6), (1, -1.68), (3, -1.7714286)])
-def test_log_probs_are_interpolated_to_where_the_steps_before_led(made: int, proximal: float) -> None:
+@pytest.mark.parametrize(
+    ("made", "version", "proximal"), [(0, 4, -1.6), (1, 4, -1.68), (3, 4, -1.7714286), (0, 5, -1.6), (1, 5, -2.0)]
+)
+def test_log_probs_are_interpolated_to_where_the_steps_before_led(made: int, version: int, proximal: float) -> None:
     """By hand: sampled by version 4 at -2.0, and now at -1.6. After j of batch 5's 4 steps that is version 5 + j/4, so
-    that the log-prob at version 5 was -2.0 + 0.4 / (1 + j/4); before any it is -1.6, and nothing is clipped."""
+    that the log-prob at version 5 was -2.0 + 0.4 / (1 + j/4); before any it is -1.6, and nothing is clipped. What
+    version 5 sampled had there what the engine says, but that before any step the trainer itself says it."""
     config, given = AlgorithmConfig(proximal="loglinear", updates_per_batch=4, clip_high=0.2), []
 
     class Loss(PolicyLoss):
@@ -59,10 +62,11 @@ def test_log_probs_are_interpolated_to_where_the_steps_before_led(made: int, pro
             return super().__call__(logprobs, data)
 
     behavior = np.full(4, -2.0, np.float32)
-    columns = micro(logprobs=behavior, made=np.full(4, made, np.float32))
+    versions = np.array([-1, version, version, version], np.float32)
+    columns = micro(logprobs=behavior, versions=versions, made=np.full(4, made, np.float32))
     terms = PolicyObjective(config, Loss(config))(torch.full((4,), -1.6), columns)
     assert given[0][1:].tolist() == pytest.approx([proximal] * 3)
-    assert float(terms.stats["clipped"]) == 0
+    assert float(terms.stats["clipped"]) == (3 if (made, version) == (1, 5) else 0)
 
 
 def test_one_step_leaves_the_policys_own_logprobs() -> None:

@@ -14,7 +14,7 @@ from headrace.models.config_identity import differences, identity
 
 _NAMED, _LONGEST = 3, 40
 """Differences that are told, and characters of a value."""
-_MANY = frozenset(
+_RENAMED = frozenset(
     ("mistral", "pixtral", "whixtral", "deepseek_v3", "deepseek-ocr", "longcat_flash", "mamba", "transformer")
 )
 """Model types by which SGLang calls models that call themselves otherwise."""
@@ -38,7 +38,7 @@ def require_kind(kind: str | None, expected: Expected, where: str) -> None:
     """`kind`: the model type that an SGLang server tells, of the whole model or of its text part; None for one that
     tells none. Raises ConfigError."""
     own = (expected.model_type, expected.model.get("model_type"))
-    if kind and kind not in own and kind not in _MANY and any(own):
+    if kind and kind not in own and kind not in _RENAMED and any(own):
         raise ConfigError(
             f"{where} has another model: its model_type is {kind!r}, and that of model.path {own[0] or own[1]!r}; "
             "start it with the run's model"
