@@ -29,6 +29,7 @@ from headrace.roles.actors.critic import CriticRole
 from headrace.roles.actors.trained_step import TrainedStep
 from headrace.roles.actors.whole_batch import WholeBatches
 from headrace.roles.context import RoleContext
+from headrace.roles.turns import NoTurns, Turns
 from headrace.runtime.signal import Signal
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.workers import WorkerLost
@@ -137,7 +138,9 @@ class House:
 
 
 @asynccontextmanager
-async def house(runtime: VirtualRuntime, epochs: Epochs | None = None) -> AsyncIterator[House]:
+async def house(
+    runtime: VirtualRuntime, epochs: Epochs | None = None, turns: Turns | None = None
+) -> AsyncIterator[House]:
     """`epochs`: over whole batches; one step from micro-batches as they come, unless given."""
     consumers = [
         Consumer("actor", frozenset({"tokens", "advantages", "batch"})),
@@ -192,6 +195,7 @@ async def house(runtime: VirtualRuntime, epochs: Epochs | None = None) -> AsyncI
         critic=critic,
         trained=trained,
         after_step=after_step,
+        turns=turns or NoTurns(),
     )
     ids = put(table, KEY, 0)
     tasks = [runtime.spawn(actor.run(), "actor"), runtime.spawn(critic.run(), "critic")]
@@ -225,9 +229,11 @@ def put(table: ExperienceTable, key: GroupKey, batch: int) -> list[RowId]:
     return table.put(key, rows, group=FinishedGroup(GroupHeader(key, "0", 0, 4, headers), refs))
 
 
-def virtually(body: Callable[[House], Awaitable[None]], epochs: Epochs | None = None) -> None:
+def virtually(
+    body: Callable[[House], Awaitable[None]], epochs: Epochs | None = None, turns: Turns | None = None
+) -> None:
     async def main(runtime: VirtualRuntime) -> None:
-        async with house(runtime, epochs) as made:
+        async with house(runtime, epochs, turns) as made:
             await body(made)
 
     run_virtually(main)
@@ -289,6 +295,30 @@ def test_a_version_travels_while_the_next_batch_is_trained_on() -> None:
         assert house.tasks[0].done()
 
     virtually(body)
+
+
+def test_a_version_has_arrived_before_engines_that_share_the_devices_wake() -> None:
+    """They take what can be received then, and serve nothing older."""
+
+    class OneDevice(NoTurns):
+        shares_devices = True
+
+    async def body(house: House) -> None:
+        send = house.plane.send
+
+        def slow(snapshot: Snapshot) -> Manifest:
+            house.runtime.charge(5.0)
+            return send(snapshot)
+
+        house.plane.send = slow  # type: ignore[assignment, method-assign]
+        for column in ("advantages", "values", "returns"):
+            house.write(column)
+        await house.settle()
+        assert (house.policy.steps, house.done) == ([2], [])
+        await house.runtime.clock.sleep(5.0)
+        assert len(house.done) == 1
+
+    virtually(body, turns=OneDevice())
 
 
 @pytest.mark.parametrize("late", ["critic", "actor"])
