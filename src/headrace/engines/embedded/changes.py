@@ -4,9 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from headrace.engines.embedded.core import FlipCost, NewWeights
+from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.protocol import EngineError, SwapMode, SwapReport
+from headrace.weights.version import Version
+
+
+@dataclass(slots=True)
+class FlipCost:
+    """Of one exchange of the weights; `prefill_s` and `recomputed_tokens` grow until `pending` is empty."""
+
+    flip_s: float
+    interrupted: int
+    pending: list[Sequence]
+    """Interrupted sequences that are not back in the cache."""
+    prefill_s: float = 0.0
+    recomputed_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewWeights:
+    """A version that is ready to be exchanged for the present one."""
+
+    version: Version
+    prepared: Any
 
 
 @dataclass(slots=True)

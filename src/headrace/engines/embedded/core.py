@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
+from headrace.engines.embedded.changes import FlipCost, NewWeights
 from headrace.engines.embedded.finite_logits import finite_steps, not_finite
 from headrace.engines.embedded.fused_sampling.sampler_choice import choose_sampler
 from headrace.engines.embedded.kept_run import MOST_WAITING, KeptRun
@@ -55,26 +56,6 @@ class Totals:
     swap_stall_s: float = 0.0
     recompute_s: float = 0.0
     sent_away_tokens: int = 0
-
-
-@dataclass(slots=True)
-class FlipCost:
-    """Of one exchange of the weights; `prefill_s` and `recomputed_tokens` grow until `pending` is empty."""
-
-    flip_s: float
-    interrupted: int
-    pending: list[Sequence]
-    """Interrupted sequences that are not back in the cache."""
-    prefill_s: float = 0.0
-    recomputed_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class NewWeights:
-    """A version that is ready to be exchanged for the present one."""
-
-    version: Version
-    prepared: Any
 
 
 @dataclass(frozen=True, slots=True)
