@@ -32,9 +32,16 @@ def test_it_opens_by_steps_and_shuts_by_a_quarter_of_what_runs() -> None:
     window = Window(slots=256, size=20, preempted=0)
     assert window.after(ServerLoad(0.5, 20, 0), 20).size == 24
     assert window.after(ServerLoad(0.96, 20, 0), 20).size == 15
-    assert window.after(ServerLoad(0.5, 16, 1), 20).size == 12, "it threw one out"
+    assert window.after(ServerLoad(0.96, 10, 0), 20).size == 7, "of 20, half wait there"
+    assert window.after(ServerLoad(0.9, 16, 1), 20).size == 13, "it threw one out, and 17.8 such as these would fit"
     assert window.after(ServerLoad(0.96, 20, 1), 21).size == 20, "what was begun before is still there"
     assert Window(64, 64).after(ServerLoad(0.5, 64, 7), 64).size == 64, "those of before are none of ours"
+
+
+def test_what_it_computes_just_when_many_have_ended_does_not_shut_it_to_so_few() -> None:
+    window = Window(slots=32, size=8, preempted=7)
+    assert window.after(ServerLoad(0.0, 0, 17), 8).size == 6
+    assert window.after(ServerLoad(0.09, 1, 17), 8).size == 6, "11 such would fit"
 
 
 def test_a_server_that_holds_a_third_of_its_slots_throws_little_out_and_is_kept_busy() -> None:

@@ -56,9 +56,12 @@ class Window:
         if in_flight > self.size:  # it was shut, and what was begun before is still there
             return Window(self.slots, self.size, load.preempted)
         if thrown or load.kv_use >= HIGH:
-            # Of what it computes: what waits there is not what fills it.
-            least = min(self.size, max(load.running, 1))
-            return Window(self.slots, max(1, int(least * _FACTOR)), load.preempted)
+            return Window(self.slots, max(1, int(min(self.size, self._would_fit(load)) * _FACTOR)), load.preempted)
         if load.kv_use < SOFT and in_flight >= self.size:
             return Window(self.slots, min(self.slots, self.size + max(1, self.slots // _STEPS)), load.preempted)
         return Window(self.slots, self.size, load.preempted)
+
+    def _would_fit(self, load: ServerLoad) -> float:
+        """Sequences such as it computes now: what waits there is not what fills it, and what it computes may be few, or
+        nothing, for a moment, as where many end at once."""
+        return load.running / load.kv_use if load.running and load.kv_use > 0 else self.size
