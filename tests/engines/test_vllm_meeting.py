@@ -92,6 +92,23 @@ def test_one_that_fits_is_met() -> None:
     meet(server({}, **{GENERATE: {"choices": [without_top()]}}), truncates=False)
 
 
+@pytest.mark.parametrize(
+    ("policy", "priority"), [({"scheduling_policy": "priority"}, -1), ({"scheduling_policy": "fcfs"}, None), ({}, None)]
+)
+def test_one_that_takes_priorities_scores_the_swap_check_before_what_waits(
+    policy: dict[str, str], priority: int | None
+) -> None:
+    async def run() -> None:
+        http = server(policy)
+        asked = dialect(http)
+        await asked.meet(Expected({"vocab_size": VOCAB}, 64, "float32"))
+        http.answers[GENERATE] = {"prompt_logprobs": [None, {"7": {"logprob": -2.0}}]}
+        assert await asked.score(np.array([[5, 7]], np.int32)) == [[-2.0]]
+        assert http.asked[-1][1].get("priority") == priority
+
+    asyncio.run(run())
+
+
 def test_the_first_token_of_all_may_take_as_long_as_what_is_compiled_for_it() -> None:
     class Slow(Told):
         async def call(self, method: str, path: str, body: Any = None, **how: Any) -> Any:

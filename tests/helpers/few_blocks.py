@@ -73,9 +73,7 @@ async def require_nothing_lost_where_it_is_full(
     running = [asyncio.ensure_future(subject.whole(request)) for request in requests]
     loads, at_once = [], []
     while not all(each.done() for each in running):
-        load = await engine.dialect.fares()
-        assert load is not None
-        loads.append(load)
+        loads.append(await load_of(worker))
         now = engine.stats()
         if now.waiting:
             at_once.append(now.running)
@@ -87,6 +85,12 @@ async def require_nothing_lost_where_it_is_full(
     assert after is not None
     assert after - before == wanted, "as it counts itself"
     return loads, min(at_once)
+
+
+async def load_of(worker: ServerEngineWorker) -> ServerLoad:
+    load = await worker.engine.dialect.fares()
+    assert load is not None
+    return load
 
 
 def _require_whole(subject: Subject, requests: Sequence[GenerateRequest], answers: Sequence[TokenChunk]) -> None:

@@ -17,7 +17,7 @@ from vllm_server import core_of, needs_vllm, serving, spec
 
 from headrace.config.errors import ConfigError
 from headrace.engines.conformance import CHECKS, Subject, a_death_is_told, nothing_is_found_of_old_weights
-from headrace.engines.protocol import EngineError, GenerateRequest, SamplingParams, SwapMode, TokenChunk
+from headrace.engines.protocol import EngineError, FinishReason, GenerateRequest, SamplingParams, SwapMode, TokenChunk
 from headrace.engines.servers.dialect import Expected
 from headrace.engines.servers.vllm_told import ROUTES
 from headrace.roles.workers.server_engine import ServerEngineWorker
@@ -132,6 +132,29 @@ def test_in_bfloat16_with_few_blocks_nothing_is_lost(tmp_path: Path) -> None:
             assert loads[-1].preempted > loads[0].preempted, "it was full, and threw some out"
             assert at_once <= worker.engine.slots // 2, "and was given fewer"
             await few.require_orphans_end(worker, subject)
+
+    asyncio.run(run())
+
+
+@pytest.mark.soak
+def test_what_was_thrown_out_does_not_hold_up_the_swap_check(tmp_path: Path) -> None:
+    """Of a cache that holds the whole length of one sequence, and six that grow to it."""
+    (tmp_path / "shm").mkdir()
+
+    async def run() -> None:
+        async with serving(spec(tmp_path, num_gpu_blocks_override=9)) as worker:
+            engine = worker.engine
+            new = conforming.Publications(ShmPublisher(tmp_path / "shm"))("b", False)
+            subject = conforming.subject(engine, engine._services.clock, lambda *_: new)
+            asked = [subject.request(900, seed=seed) for seed in range(6)]
+            running = [asyncio.ensure_future(subject.whole(each)) for each in asked]
+            while not (await few.load_of(worker)).preempted:
+                await subject.clock.sleep(0.02)
+            before = [each for each in running if not each.done()]
+            assert await engine.update(new, SwapMode.KEEP) is not None
+            ended = [each.result().finish_reason for each in before if each.done()]
+            assert ended.count(FinishReason.LENGTH) <= 1, "none went on before it but what ran"
+            await asyncio.gather(*running)
 
     asyncio.run(run())
 

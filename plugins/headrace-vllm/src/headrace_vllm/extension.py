@@ -16,6 +16,7 @@ class Extension:
         weights could see."""
         config = self.model_config  # type: ignore[attr-defined]
         parallel = self.parallel_config  # type: ignore[attr-defined]
+        scheduler = self.vllm_config.scheduler_config  # type: ignore[attr-defined]
         told = {
             "wire": WIRE,
             "model": told_model(config),
@@ -23,8 +24,9 @@ class Extension:
             "dtype": str(config.dtype),
             "logprobs_mode": str(config.logprobs_mode),
             "max_logprobs": config.max_logprobs,
-            "stream_interval": self.vllm_config.scheduler_config.stream_interval,  # type: ignore[attr-defined]
-            "max_num_seqs": self.vllm_config.scheduler_config.max_num_seqs,  # type: ignore[attr-defined]
+            "stream_interval": scheduler.stream_interval,
+            "max_num_seqs": scheduler.max_num_seqs,
+            "scheduling_policy": scheduler.policy,
             "ranks": parallel.world_size * parallel.data_parallel_size,
         }
         engine = getattr(self, "weight_transfer_engine", None)

@@ -47,6 +47,8 @@ _WHOLE = 1e-3
 """What a kept set may lack of a probability of 1, by rounding."""
 _GROUP = "headrace"
 """What keys of the group begin with, in the store by which it finds together."""
+_FIRST = -1
+"""A priority before that of whatever has none."""
 _KV_USE, _RUNNING, _PREEMPTED = "vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_preemptions_total"
 
 
@@ -64,6 +66,8 @@ class VllmDialect:
         """Processes that take weights."""
         self.name = "vLLM"
         self.together: int | None = None
+        self._prefers = False
+        """Whether it computes first what has a priority."""
         self._loads = 0
         self._mark = secrets.token_hex(4)
         """Ours alone: somebody who was attached before may have counted as we do."""
@@ -97,6 +101,7 @@ class VllmDialect:
             require_fits(each, expected, self._vocab_size, f"{self.name} at {self._http.url}")
             self._ranks = each["ranks"]
             self.together = each.get("max_num_seqs")
+            self._prefers = each.get("scheduling_policy") == "priority"
         await self._require_takes_ids()
         where = f"{self.name} at {self._http.url}"
         await require_routes(self._http, ROUTES, answered="/version", where=where, mend=NEWEST)
@@ -340,7 +345,7 @@ class VllmDialect:
             "stream": False,
             "cache_salt": self._salt,
             "sampling_params": {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False},
-        }
+        } | ({"priority": _FIRST} if self._prefers else {})
         answer = await self._http.call("POST", _GENERATE, body, what="the swap check", seconds=_CALL_S)
         told = answer["prompt_logprobs"]
         return [float(told[place][str(int(sample[place]))]["logprob"]) for place in range(1, len(sample))]

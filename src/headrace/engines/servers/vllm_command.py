@@ -48,6 +48,7 @@ def command(launch: ServerLaunch, port: int) -> list[str]:
         "dtype": launch.dtype,
         "max_model_len": launch.max_context,
         "max_num_seqs": launch.slots + CHECKED,
+        "scheduling_policy": "priority",  # the swap check before what was thrown out
         "seed": launch.seed,
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
