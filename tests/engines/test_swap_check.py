@@ -302,3 +302,33 @@ def test_that_a_token_is_excluded_by_one_side_alone_is_a_fault() -> None:
     found = logprobs.copy()
     found[0, 0] = -10_000.0  # counts as -100: 94 / 256 = 0.367
     assert "0.367" in (check.fault(found, "bfloat16") or "")
+
+
+def test_in_bfloat16_log_probs_that_are_far_apart_may_differ_by_more() -> None:
+    """Of a standard deviation of 4, by 4 × 0.03: what is rounded is as much larger."""
+    logprobs = np.full((64, 4), -4.0, np.float32)
+    logprobs[:, 2:] = -12.0
+    logprobs[0, 0] = -10_000.0  # excluded, and so no part of it: 4.008 without, 10 with it
+    check = SwapCheck(check_tokens(512), logprobs, 1.0, "bfloat16")
+    for apart, at, is_right in ((0.11, 1.0, True), (0.13, 1.0, False), (0.11, 0.5, True), (0.13, 0.5, False)):
+        fault = replace(check, temperature=at).fault(logprobs + apart, "bfloat16")
+        assert (fault is None) == is_right, "log-probs at 0.5 are as far apart already"
+    assert replace(check, dtype="float32").fault(logprobs + 2e-4, "float32") is not None
+
+
+@pytest.mark.parametrize("fault", [None, "of another layer"])
+def test_a_model_that_is_sure_of_its_tokens_is_taken_in_bfloat16_and_a_fault_of_it_is_found(
+    fault: str | None, tmp_path: Path
+) -> None:
+    new = tiny_model("qwen3", 1, torch.bfloat16)
+    with torch.no_grad():
+        new.lm_head.weight.mul_(4 / check_of(new, 1.0).logprobs.std())
+    check = check_of(new, temperature=1.0)
+    assert 3.5 < check.logprobs.std() < 4.5
+    publisher = ShmPublisher(tmp_path)
+    publisher.send(publisher.snapshot(ONE, spoilt(new, fault or "none"), check))
+    if fault is None:
+        assert swapped(tiny_model("qwen3", 0, torch.bfloat16), publisher) == ONE
+    else:
+        with pytest.raises(WeightError, match="did not arrive"):
+            swapped(tiny_model("qwen3", 0, torch.bfloat16), publisher)
