@@ -121,7 +121,7 @@ def test_an_engine_that_is_colocated_or_lent_sleeps_by_turns(
 
 def test_captures_have_one_stream_however_often_the_cache_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(str(device)) or object())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: made.append(str(device)) or object())
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     model = tiny_model("qwen3")
     plan = CachePlan(2, 16, bytes_wanted=0)

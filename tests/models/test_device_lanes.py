@@ -29,12 +29,14 @@ class Streams:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[str] = []
         """By the device that each is on."""
+        self.priorities: list[int] = []
         self.seen: list[str] = []
         monkeypatch.setattr(torch.cuda, "Stream", self._make)
         monkeypatch.setattr(torch.cuda, "stream", self._on)
 
-    def _make(self, device: torch.device) -> Any:
+    def _make(self, device: torch.device, priority: int) -> Any:
         self.made.append(str(device))
+        self.priorities.append(priority)
         number = len(self.made)
         return SimpleNamespace(number=number, synchronize=lambda: self.seen.append(f"{number} is waited for"))
 
@@ -66,6 +68,18 @@ def test_each_lane_has_a_stream_of_its_own_which_a_call_ends_with(monkeypatch: p
     assert streams.made == ["cuda:1", "cuda:1"]
     of_engine = ["on 1", "engine", "1 is waited for"]
     assert streams.seen == [*of_engine, "on 2", "weights", "2 is waited for", *of_engine]
+
+
+def test_what_an_engine_computes_goes_before_what_a_trainer_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device a lower number is a higher priority, of -5 to 0."""
+    streams = Streams(monkeypatch)
+    lanes = DeviceLanes(CUDA, threads=1, wide=())
+    for lane in ("engine/1", "trainer", "reference"):
+        with lanes.around(lane):
+            pass
+    of_engine, *others = streams.priorities
+    assert of_engine < 0
+    assert others == [0, 0]
 
 
 def test_wide_lanes_alone_compute_with_the_threads_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

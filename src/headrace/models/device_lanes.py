@@ -13,6 +13,11 @@ from headrace.runtime.inline import kind_of
 from headrace.runtime.processors import available_processors
 
 _TURNS = "device"
+_ENGINE = "engine"
+FIRST, _LATER = -1, 0
+"""Priorities of streams. Engines' go first: a decode step is some hundred small kernels, each of which would otherwise
+wait for those of a trainer's product that wait already; a trainer's kernels fill the device, and lose what decoding
+takes."""
 
 
 class DeviceLanes:
@@ -43,7 +48,9 @@ class DeviceLanes:
         set_threads(self._threads if kind_of(thread) in self._wide else 1)
         stream = self._streams.get(thread)
         if stream is None:
-            stream = self._streams[thread] = torch.cuda.Stream(self._device)
+            stream = self._streams[thread] = torch.cuda.Stream(
+                self._device, priority=FIRST if kind_of(thread) == _ENGINE else _LATER
+            )
         with torch.cuda.stream(stream):
             try:
                 yield

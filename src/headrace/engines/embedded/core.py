@@ -281,7 +281,7 @@ class EngineCore:
             if sampled.kept is not None and batch.wants_kept:
                 kept.append(sampled.kept)
                 waiting += sampled.kept.ids.nbytes
-            if self.interrupt or waiting > MOST_WAITING or self._sees_stop(tokens):
+            if self.interrupt or waiting > MOST_WAITING or (step + 1 < steps and self._sees_stop(tokens)):
                 break
         return _Run(*_on_host(tokens, logprobs), KeptRun.of(kept, batch.vocab_size) if kept else None)
 

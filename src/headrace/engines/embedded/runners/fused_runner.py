@@ -16,6 +16,7 @@ from headrace.engines.embedded.runners.operations import Operations, TokenPlaces
 from headrace.engines.embedded.runners.rope import RotaryTable
 from headrace.engines.embedded.runners.runner import PrefillPass
 from headrace.engines.embedded.runners.slot_attention import prefill_attention, visible
+from headrace.models.device_lanes import FIRST
 
 _ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
@@ -112,7 +113,8 @@ class FusedRunner:
     def _made_graphs(self) -> DecodeGraphs:
         if self._graphs is None:
             if self._side is None:
-                self._side = torch.cuda.Stream(self._rows.device)
+                # What is captured keeps the priority of the stream that it was captured on.
+                self._side = torch.cuda.Stream(self._rows.device, priority=FIRST)
             self._graphs = DecodeGraphs(self._decode, self._cache, self._rows, self._vocab_size, self._side)
         return self._graphs
 

@@ -36,8 +36,8 @@ class Projection:
         return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
 
     def onto(self, hidden: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """hidden + x W^T + b, of one dtype."""
-        return torch.addmm(hidden, x, self.weight) if self.bias is None else hidden.add_(self(x))
+        """hidden + x W^T + b, of one dtype, in the place of `hidden`: torch would copy that before the product."""
+        return hidden.addmm_(x, self.weight) if self.bias is None else hidden.add_(self(x))
 
     def tensors(self) -> list[torch.Tensor]:
         return [self.weight] if self.bias is None else [self.weight, self.bias]
