@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chat_styles import byte_tokenizer
 from rollout_helpers import EOS, char_tokenizer, ids
 
 from headrace.experience.text.tokens import TextCodec, stop_token_ids
@@ -96,6 +97,38 @@ def test_an_observation_in_a_chat_brings_the_closing_token_only_if_the_policy_di
     closing = {EOS, int(ids("x")[0])}
     assert codec.encode_after(messages, 1, EOS, closing).tolist() == turn
     assert codec.encode_after(messages, 1, int(ids("x")[0]), closing).tolist() == [EOS, *turn], "a stop of the user's"
+
+
+@pytest.mark.parametrize(
+    ("close", "after"),
+    [
+        ("' <|im_end|>'", "[ok]"),
+        ("'\\n\\n<|im_end|>\\n'", "\n[ok]"),
+        ("' '", " [ok]"),
+        ("'.<|im_end|>'", ".<|im_end|>[ok]"),
+    ],
+)
+@pytest.mark.parametrize("ended_by", ["<|im_end|>", "<|eot_id|>"])
+def test_white_space_before_the_templates_closing_token_goes_with_it(close: str, after: str, ended_by: str) -> None:
+    """As Llama 2 and Vicuna have it: a turn that the policy has closed is closed once. A user's text that ends turns,
+    here a space, closes none."""
+    tokenizer = byte_tokenizer(
+        "{% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]{% else %}{{ m.content + CLOSE }}{% endif %}"
+        "{% endfor %}".replace("CLOSE", close)
+    )
+    codec = TextCodec(tokenizer)
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "so"},
+        {"role": "user", "content": "ok"},
+    ]
+    space, end, other = (tokenizer.convert_tokens_to_ids(name) for name in ("Ġ", "<|im_end|>", ended_by))
+    stops = {space, end, other}
+    assert codec.decode(codec.encode_after(messages, 1, other, stops), keep_special_tokens=True) == after
+    cut_off = codec.encode_observation("ok", chat=True, last_token=int(codec.encode_text("o")[0]))
+    assert cut_off.tolist().count(end) == ("<|im_end|>" in close)
+    by_space = codec.encode_after(messages, 1, space, stops).tolist()
+    assert by_space.count(end) == ("<|im_end|>" in close)
 
 
 def test_turns_appended_equal_the_whole_chat_rendered_at_once() -> None:

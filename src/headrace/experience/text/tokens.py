@@ -117,16 +117,28 @@ class TextCodec:
     ) -> NDArray[np.int32]:
         """Ids of what the template puts between the end of what the policy wrote in `messages[place]`, and its next
         turn after all of `messages`. Where the policy wrote the closing token of its turn itself (`last_token`, one of
-        `closing`), that of the template is left out. `variables` go before those of the config.
+        `closing`), that of the template is left out, and white space before it. `variables` go before those of the
+        config.
 
         Raises ValueError if the template refuses them, or does not show what the assistant said.
         """
         template = self.template.given(variables or {})
         ids = self._plain(_after(template, messages, place, tools))
-        if ids and last_token in closing and ids[0] in closing:
-            # A text of the user's may end a turn too, and that closes none.
-            ids = ids[1:] if last_token == ids[0] or last_token in self.special_tokens else ids
+        if last_token is not None and last_token in closing:
+            ids = ids[self._closing_length(ids, last_token, closing) :]
         return np.asarray(ids, dtype=np.int32)
+
+    def _closing_length(self, ids: Sequence[int], last_token: int, closing: Collection[int]) -> int:
+        """How many of `ids` close a turn again that `last_token` has closed: up to the template's closing token, where
+        white space alone is before that. 0 where none does."""
+        for place, token in enumerate(ids):
+            is_blank = not self.decode([token], keep_special_tokens=True).strip()
+            # A text of the user's may end a turn too, and that closes none.
+            if token == last_token or (token in closing and not is_blank and last_token in self.special_tokens):
+                return place + 1
+            if not is_blank or last_token not in self._added:
+                break
+        return 0
 
     def truncated_left(self, ids: NDArray[np.int32], longest: int) -> NDArray[np.int32]:
         """See the function of this name."""
