@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from chat_styles import byte_tokenizer
 from rollout_helpers import EOS, char_tokenizer, ids
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from headrace.experience.text.tokens import TextCodec, stop_token_ids
 
@@ -129,6 +131,65 @@ def test_white_space_before_the_templates_closing_token_goes_with_it(close: str,
     assert cut_off.tolist().count(end) == ("<|im_end|>" in close)
     by_space = codec.encode_after(messages, 1, space, stops).tolist()
     assert by_space.count(end) == ("<|im_end|>" in close)
+
+
+def prepending(normalizer: Any = None, pre_tokenizer: Any = None) -> PreTrainedTokenizerFast:
+    """As of Llama 2 and Mistral: every text that is encoded gets a space before it, which decoding takes away."""
+    words = [
+        "<unk>",
+        "▁",
+        "▁a",
+        "▁b",
+        "bu",
+        "but",
+        "▁bu",
+        "▁but",
+        *"0123456abtu",
+        *(f"<0x{n:02X}>" for n in range(256)),
+    ]
+    merges = [("▁", "a"), ("▁", "b"), ("b", "u"), ("bu", "t"), ("▁b", "u"), ("▁bu", "t"), ("▁", "bu"), ("▁", "but")]
+    model = models.BPE({word: i for i, word in enumerate(words)}, merges, unk_token="<unk>", byte_fallback=True)
+    backend = Tokenizer(model)
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    if pre_tokenizer is not None:
+        backend.pre_tokenizer = pre_tokenizer
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>")
+
+
+def byte_level(*, add_prefix_space: bool) -> PreTrainedTokenizerFast:
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        prepending(normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])),
+        prepending(
+            normalizers.Sequence(
+                [normalizers.Strip(right=False), normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+            )
+        ),
+        prepending(pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="first", split=False)),
+        prepending(pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="always")),
+        byte_level(add_prefix_space=True),
+        byte_level(add_prefix_space=False),
+    ],
+    ids=["normalizer", "strips", "first", "always", "bytes with a space", "bytes"],
+)
+@pytest.mark.parametrize("text", ["56", " 56", "  a", "a but", "ut", "\n", "\nb", "", "é"])
+def test_text_in_the_middle_of_something_gets_no_space_that_nobody_wrote(
+    tokenizer: PreTrainedTokenizerFast, text: str
+) -> None:
+    """By hand: `12` and then `56` is what `1256` is."""
+    codec = TextCodec(tokenizer)
+    for ids_after in (codec.encode_text(text), codec.encode_observation(text, chat=False)):
+        assert [*codec.encode("12"), *ids_after] == codec.encode("12" + text).tolist()
 
 
 def test_turns_appended_equal_the_whole_chat_rendered_at_once() -> None:

@@ -7,14 +7,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from chat_styles import metaspace_tokenizer
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from rollout_helpers import EOS, ScriptedEngine, chunk, ids, policy, says
+from tokenizers import normalizers
 
 from headrace.config.gateway import GatewayConfig
 from headrace.engines.completions import Completion
 from headrace.engines.protocol import FinishReason
+from headrace.experience.text.tokens import TextCodec
 from headrace.gateway.agents.agent_requests import parse_agent_text
 from headrace.gateway.agents.agent_session import AgentSession
 from headrace.gateway.agents.known_texts import KnownTexts
@@ -70,6 +73,25 @@ def test_an_episode_of_sixteen_turns_of_text_is_one_history() -> None:
     assert read(only) == [(False, "Q: 1"), *turns]
     assert asked[2] == "Q: 1 look<eos> saw 0. look<eos> saw 1.", "with what it sampled, and not its text encoded again"
     assert only.metadata == {"turns": 16, "requests": 16}
+
+
+def test_what_an_agent_adds_gets_no_space_from_a_tokenizer_that_begins_texts_with_one() -> None:
+    """As of Llama 2."""
+    tokenizer = metaspace_tokenizer()
+    replaced = tokenizer.backend_tokenizer.normalizer
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replaced])
+    text = TextCodec(tokenizer)
+    engine = ScriptedEngine(lambda request: chunk(tokenizer.convert_tokens_to_ids(["b", "b"])), says("a"))
+
+    async def play() -> None:
+        session = AgentSession(
+            policy(engine, text=text, max_context=None), GatewayConfig(), "http://127.0.0.1:1", "key"
+        )
+        assert await ask(session, "ab") == "bb"
+        await ask(session, "abbb.a")
+
+    asyncio.run(play())
+    assert text.decode(engine.requests[1].prompt) == "abbb.a"
 
 
 @pytest.mark.parametrize(

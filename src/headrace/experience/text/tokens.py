@@ -19,6 +19,9 @@ Content = str | list[Message]
 
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 """Names of the tokens that stand for single bytes, in vocabularies that fall back to these."""
+_ANCHORS = ("\n", "=")
+"""Before a text that is in the middle of something, where its tokenizer puts a space before what it encodes: few tokens
+begin with one and go on with what follows."""
 _POLICY_TURN = "\x02policy\x03"
 """Stands for what the policy wrote while the chat template renders what comes after it."""
 
@@ -97,14 +100,14 @@ class TextCodec:
         Raises ValueError if the template refuses it, or does not show what the assistant said.
         """
         if not chat:
-            return np.asarray(self._plain(text), dtype=np.int32)
+            return self.encode_text(text)
         turn = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _POLICY_TURN}]
         closing = () if last_token is None else (last_token,)
         return self.encode_after([*turn, {"role": role, "content": text}], 1, last_token, closing, tools)
 
     def encode_text(self, text: str) -> NDArray[np.int32]:
-        """Ids of `text` in the middle of something: no special token is added."""
-        return np.asarray(self._plain(text), dtype=np.int32)
+        """Ids of `text` in the middle of something: no special token is added, and no space."""
+        return np.asarray(self._in_the_middle(text), dtype=np.int32)
 
     def encode_after(
         self,
@@ -194,6 +197,20 @@ class TextCodec:
     def cleans_up(self) -> bool:
         """Whether decoding takes out spaces before signs, so that a token changes the text of those before it."""
         return self.decode(self.encode_text("a .")).strip() == "a."
+
+    @cached_property
+    def _prepends(self) -> bool:
+        """Whether a text gets a space before it, as of Llama 2."""
+        ids = self._plain("b")
+        return bool(ids) and (self.bytes_of(ids[0]) or b"").startswith(b" ")
+
+    def _in_the_middle(self, text: str) -> list[int]:
+        if self._prepends:
+            for anchor in _ANCHORS:
+                before, whole = self._plain(anchor), self._plain(anchor + text)
+                if before and whole[: len(before)] == before:  # or a token is of both
+                    return whole[len(before) :]
+        return self._plain(text)
 
     def _text(self, text: str) -> list[int]:
         return list(self._tokenizer(text)["input_ids"])
