@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 
@@ -20,6 +20,8 @@ from headrace.rollout.outside_tasks import (
 )
 from headrace.runtime.inline import SystemClock
 from headrace.runtime.patience import StandStill
+from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.runtime.virtual import VirtualRuntime, run_virtually
 
 
 class Board:
@@ -168,6 +170,55 @@ def test_it_is_busy_while_some_are_played_and_others_wait() -> None:
         assert tasks.busy_s() == spent
 
     on(test)
+
+
+def evaluated(works: Callable[[OutsideTasks, Clock], Awaitable[None]]) -> list[float]:
+    """When each of 64 tasks of an evaluation, offered one in each second, failed as nobody was at work for 100 s."""
+
+    async def main(runtime: VirtualRuntime) -> list[float]:
+        clock, tasks = runtime.clock, OutsideTasks()
+        tasks.listen("http://127.0.0.1:8100", clock)
+
+        async def play(number: int) -> float:
+            await clock.sleep(number)
+            task = OutsideTask(str(number), "http://127.0.0.1/v1", {}, nullcontext, evaluation=True)
+            tasks.offer(task)
+            try:
+                with pytest.raises(WaitTimeout, match="an agent to ask for a task"):
+                    await tasks.ended(task, clock, 100)
+            finally:
+                tasks.leave(task)
+            return clock.now()
+
+        async def play_all() -> list[float]:
+            began = clock.now()
+            return [end - began for end in await asyncio.gather(*map(play, range(64)))]
+
+        ends, _ = await asyncio.gather(play_all(), works(tasks, clock))
+        return ends
+
+    return run_virtually(main)
+
+
+def test_each_task_of_an_evaluation_waits_for_an_agent_once() -> None:
+    async def nobody(tasks: OutsideTasks, clock: Clock) -> None:
+        pass
+
+    assert evaluated(nobody) == [number + 100 for number in range(64)]
+
+
+def test_a_task_of_an_evaluation_waits_from_when_the_last_agent_stopped() -> None:
+    async def one(tasks: OutsideTasks, clock: Clock) -> None:
+        train = OutsideTask("train", "http://127.0.0.1/v1", {}, nullcontext)
+        tasks.offer(train)
+        for began, end in ((0, 20), (30, 250)):
+            await clock.sleep(began - clock.now())
+            assert tasks.take_now() is train
+            await clock.sleep(end - began)
+            tasks.put_back(train)
+        tasks.leave(train)
+
+    assert evaluated(one) == [350] * 64
 
 
 def test_an_id_tells_nothing_of_the_key() -> None:

@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, Protocol
 
 from headrace.errors import HeadraceError
@@ -141,6 +141,8 @@ class OutsideTasks:
         """Where they are to be had, as `http://127.0.0.1:8100`, once somebody listens."""
         self._waiting: deque[OutsideTask] = deque()
         self._playing: dict[str, OutsideTask] = {}
+        self._quiet_since = -math.inf
+        """Since when nobody is at work on any, unless somebody is."""
         self._takers: deque[asyncio.Future[OutsideTask]] = deque()
         self._over: dict[str, str] = {}
         """By the ids of tasks that have ended, how."""
@@ -179,12 +181,14 @@ class OutsideTasks:
 
     async def ended(self, task: OutsideTask, clock: Clock, quiet_s: float) -> None:
         """See `TaskBoard.ended`."""
+        offered = clock.now()
         while task.evaluation and not task.ended.done():
-            try:
-                await self.changed.wait(clock, quiet_s, TAKER)
-            except WaitTimeout:
-                if task in self._waiting and self.is_unattended:
-                    raise
+            now = clock.now()
+            end = (now if self._playing else max(offered, self._quiet_since)) + quiet_s
+            if now >= end:
+                raise WaitTimeout(TAKER, quiet_s)
+            with suppress(WaitTimeout):
+                await self.changed.wait(clock, end - now, TAKER)
         await task.ended
 
     def leave(self, task: OutsideTask, how: str = BY_RUN) -> None:
@@ -195,7 +199,7 @@ class OutsideTasks:
         if task in self._waiting:
             self._waiting.remove(task)
         task.go_on()
-        self._playing.pop(task.id, None)
+        self._stop_playing(task)
         self._over[task.id] = BY_AGENT if ended else how
         while len(self._over) > _MOST_REMEMBERED:
             del self._over[next(iter(self._over))]
@@ -234,7 +238,7 @@ class OutsideTasks:
 
     def put_back(self, task: OutsideTask) -> None:
         """Whoever took it never heard of it."""
-        if self._playing.pop(task.id, None) is not None and not task.ended.done():
+        if self._stop_playing(task) and not task.ended.done():
             self._waiting.appendleft(task)
             self._hand_out()
 
@@ -289,6 +293,13 @@ class OutsideTasks:
     def _begin(self, task: OutsideTask) -> None:
         self._playing[task.id] = task
         self._has_changed()
+
+    def _stop_playing(self, task: OutsideTask) -> bool:
+        """Whether somebody had it."""
+        had = self._playing.pop(task.id, None) is not None
+        if had and not self._playing and self._clock is not None:
+            self._quiet_since = self._clock.now()
+        return had
 
     def _has_changed(self) -> None:
         busy = self._busy
