@@ -86,7 +86,7 @@ def test_a_ray_that_would_have_no_place_for_its_sockets_is_refused(says: Any, mo
     long = "/" + "t" * 59
     monkeypatch.setattr("tempfile.tempdir", long)
     says("sft", *ON_SLOTS)
-    monkeypatch.setattr("headrace.controller.building.ray_folder._SHORT", Path("/none"))
+    monkeypatch.setattr("headrace.runtime.socket_parent._SHORT", Path("/none"))
     assert f"TMPDIR is {long}, a path of 60 bytes" in says("sft", *ON_SLOTS, code=2)
 
 

@@ -26,7 +26,7 @@ def test_it_is_a_temporary_one_unless_a_socket_s_path_would_be_too_long(monkeypa
 def test_where_tmp_cannot_be_written_the_length_is_refused_with_the_mend(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("headrace.controller.building.ray_folder._SHORT", tmp_path / "none")
+    monkeypatch.setattr("headrace.runtime.socket_parent._SHORT", tmp_path / "none")
     monkeypatch.setattr("tempfile.tempdir", "/" + "ü" * 30)
     with pytest.raises(
         ConfigError, match=r"TMPDIR is /ü+, a path of 61 bytes, of which it may have 21 .*; set TMPDIR to a shorter"

@@ -178,6 +178,30 @@ def test_what_a_process_left_that_is_no_more_is_removed() -> None:
     assert not kept.parent.exists()
 
 
+@walled
+def test_a_program_plays_where_tmpdir_is_too_long_for_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("t" * 90)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    (only,), _ = play(inline("print(float(ask('x') == 'one'))", reward="stdout"))
+    assert only.reward == 1.0
+
+
+@pytest.mark.parametrize(("length", "taken"), [(51, True), (52, False)])
+def test_the_folder_of_agents_is_a_temporary_one_unless_a_sockets_path_would_be_too_long(
+    length: int, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: 51 and 56 are 107, all that a socket's path may have."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        parent = Path(short, "t" * (length - len(short) - 1))
+        parent.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(parent))
+        own = OwnFolder()
+        found = own.of(0).parent.parent
+        own.close()
+    assert found == (parent if taken else Path("/tmp"))
+
+
 def inline(code: str, **more: Any) -> AgentCommand:
     return AgentCommand(command=(sys.executable, "-c", textwrap.dedent(ASKS) + textwrap.dedent(code)), **more)
 

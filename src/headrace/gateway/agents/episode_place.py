@@ -21,13 +21,13 @@ class EpisodePlace:
         self._folder: Path | None = None
 
     def folder(self) -> Path:
-        """Raises OSError."""
+        """Raises OSError, ConfigError."""
         if self._folder is None:
             self._folder = self._make_folder()
         return self._folder
 
     async def socket(self) -> str:
-        """The path of the socket, which listens. Raises OSError."""
+        """The path of the socket, which listens. Raises OSError, ConfigError."""
         path = self.folder() / "api.sock"
         if self._runner is None:
             self._runner = web.AppRunner(
