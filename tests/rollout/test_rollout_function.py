@@ -286,6 +286,48 @@ def test_an_engine_that_does_not_hear_of_it_is_left(monkeypatch: pytest.MonkeyPa
     assert group.samples[0].tokens.tolist() == [*ids("3+4=12345"), EOS]
 
 
+@pytest.mark.parametrize("error", [None, ValueError("late"), NotServed("late")])
+def test_a_call_that_ends_after_the_next_has_begun_leaves_that_alone(
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.rollout.rollout_sample._GRACE_S", 0.0)
+
+    class Slow(StreamingEngine):
+        """To end what was cut off."""
+
+        async def generate(self, request: GenerateRequest) -> Any:
+            try:
+                async for each in super().generate(request):
+                    yield each
+            except asyncio.CancelledError:
+                for _ in range(20):
+                    await asyncio.sleep(0)
+                if error is not None:
+                    raise error from None
+                raise
+
+        def abort(self, request_ids: Iterable[str]) -> None:
+            pass
+
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        (group,) = await buffer.get(1)
+        first = asyncio.create_task(group[0].generate())
+        await while_it_holds(lambda: len(group[0]._coming) < 3)
+        await buffer.abort()
+        engine.ends, engine.text = True, "123" + "4" * 40
+        second = asyncio.create_task(group[0].generate())
+        assert (await first).tokens.tolist() == ids("123").tolist()
+        assert not second.done()
+        await second
+        return [group]
+
+    engine = Slow("123", ends=False)
+    (group,) = play(function, engine, samples=1)
+    (sample,) = group.samples
+    assert sample.tokens.tolist() == [*ids("3+4=123" + "4" * 40), EOS]
+    assert (str(sample.status), sample.failure) == ("completed", None)
+
+
 def continued(masks: bool, rewards: PaperRewards | None = None) -> Group:
     """A group of one sample, which version 0 began and version 1 ended."""
 

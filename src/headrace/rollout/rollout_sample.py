@@ -190,21 +190,21 @@ class RolloutSample:
         try:
             completion = await request
         except asyncio.CancelledError:
-            self.cut()
+            self._cut_if(request)
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             completion = self._cut_off
         except GenerationAborted:
-            self.cut()
+            self._cut_if(request)
             completion = self._cut_off
         except NotServed as error:
-            self.cut()
-            self.holder.not_served(error)
+            if self._cut_if(request):
+                self.holder.not_served(error)
             completion = self._cut_off
         except Exception as error:
-            self.cut()
-            self.status, self.failure = SampleStatus.FAILED, failure_of(error)
+            if self._cut_if(request):
+                self.status, self.failure = SampleStatus.FAILED, failure_of(error)
             completion = self._cut_off
         else:
             if self._request is request:
@@ -241,6 +241,13 @@ class RolloutSample:
             self._cut_off = joined_parts(self._coming, ended or FinishReason.ABORT)
             request.cancel()
         self._take(self._cut_off)
+
+    def _cut_if(self, request: asyncio.Task[Completion]) -> bool:
+        """`cut`, and True, if this one is under way: it may have been cut off before, and the next one begun."""
+        is_under_way = self._request is request
+        if is_under_way:
+            self.cut()
+        return is_under_way
 
     def forget_older_than(self, number: int, holds: Callable[[Version], bool] = lambda version: True) -> None:
         """Tokens of versions before this number, and of those that the run's line does not hold, are not trained on
