@@ -30,6 +30,7 @@ from headrace.gateway.agents.known_texts import KnownTexts
 from headrace.gateway.agents.known_turns import Digest, KnownTurns, digest_after, digests
 from headrace.gateway.agents.model_renderer import ModelRenderer
 from headrace.gateway.agents.reading import Reading
+from headrace.gateway.agents.responses_api import ResponseRequest
 from headrace.gateway.agents.token_tree import Node, TokenTree
 from headrace.gateway.agents.turns import Shown, Turns
 from headrace.gateway.errors import ApiError
@@ -248,7 +249,7 @@ class AgentSession:
             node = self._tree.answer(place.prompt, made.completion)
             node.messages, node.response = [*place.messages, made.message], made.message["content"]
             answered.nodes.append(node)
-        has_instructions = getattr(request, "instructions", None) is not None
+        has_instructions = isinstance(request, ResponseRequest) and request.instructions is not None
         self._first_answers[number] = (answered.nodes[0], has_instructions)
         return answered
 
@@ -267,6 +268,11 @@ class AgentSession:
 
     def conversation_of(self, response: str) -> list[Message]:
         """That of an answer to `/v1/responses`, by its id, without its instructions. Raises ApiError."""
+        node, has_instructions = self._response(response)
+        return (node.messages or [])[1 if has_instructions else 0 :]
+
+    def _response(self, response: str) -> tuple[Node, bool]:
+        """An answer to `/v1/responses`, by its id, and whether it had instructions. Raises ApiError."""
         number = response.removeprefix("resp_")
         found = self._first_answers.get(int(number)) if number.isdecimal() and len(number) < 10 else None
         if found is None:
@@ -276,8 +282,7 @@ class AgentSession:
                 param="previous_response_id",
                 status=404,
             )
-        node, has_instructions = found
-        return (node.messages or [])[1 if has_instructions else 0 :]
+        return found
 
     async def count(self, request: ChatRequest) -> int:
         """Tokens that the policy would be asked to go on from; it is asked for nothing. Raises ApiError."""
@@ -298,11 +303,13 @@ class AgentSession:
         services = self._policy.settings.services
         asked, known = request.messages, digests(request.messages, shown.tools, shown.variables)
         size = tokens_in(sum(map(_characters, asked)))
+        previous = request.previous if isinstance(request, ResponseRequest) else None
+        named = None if previous is None else self._response(previous)[0]
         dropped: set[Digest] = set()
         for place in range(len(asked) - 1, -1, -1):
             if asked[place]["role"] != "assistant":
                 continue
-            node = self._known.find(known[place + 1], asked[: place + 1])
+            node = self._known.find(known[place + 1], asked[: place + 1], named)
             if node is None or node.messages is None:
                 continue
             messages = [*node.messages, *asked[place + 1 :]]

@@ -31,18 +31,19 @@ class KnownTurns:
         """`digest`: of the conversation up to and with `answer`."""
         self._answers.setdefault(digest, []).append((node, _call_ids(answer)))
 
-    def find(self, digest: Digest, messages: Sequence[Message]) -> Node | None:
-        """The answer that the last of `messages` is, from which a turn may follow. Of several that read alike the one
-        whose calls have the same ids, else whose conversation has most of the thoughts that were sent back, else one
-        that was delivered, else the newest."""
+    def find(self, digest: Digest, messages: Sequence[Message], named: Node | None = None) -> Node | None:
+        """The answer that the last of `messages` is, from which a turn may follow. Of several that read alike the
+        `named` one, else the one whose calls have the same ids, else whose conversation has most of the thoughts that
+        were sent back, else one that was delivered, else the newest."""
         known = [(node, ids) for node, ids in self._answers.get(digest, ()) if node.can_go_on]
         if len(known) < 2:
             return known[0][0] if known else None
         wanted, thoughts = _call_ids(messages[-1]), [_thought(message) for message in messages]
 
-        def likeness(one: tuple[Node, tuple[str, ...]]) -> tuple[bool, int, bool, int]:
+        def likeness(one: tuple[Node, tuple[str, ...]]) -> tuple[bool, bool, int, bool, int]:
             node, ids = one
-            return ids == wanted, _same_thoughts(thoughts, node.messages or ()), node.delivered, node.number
+            same = _same_thoughts(thoughts, node.messages or ())
+            return node is named, ids == wanted, same, node.delivered, node.number
 
         return max(known, key=likeness)[0]
 

@@ -48,15 +48,17 @@ class ResponseRequest(ChatRequest):
     instructions: str | None = None
     """Which a later response does not take over."""
     previous: str | None = None
+    """The id of the response that it goes on from."""
 
 
 def parse_response(body: Any, model: str, conversation_of: Callable[[str], list[Message]]) -> ResponseRequest:
     """`conversation_of`: that of an earlier response, by its id. Raises ApiError."""
     fields = Fields(body)
     checked_model(fields.get("model"), model)
-    instructions, previous = fields.get("instructions"), fields.get("previous_response_id")
+    instructions, named = fields.get("instructions"), fields.get("previous_response_id")
+    previous = None if named is None else str(named)
     messages: list[Message] = [] if instructions is None else [{"role": "system", "content": str(instructions)}]
-    messages += [] if previous is None else conversation_of(str(previous))
+    messages += [] if previous is None else conversation_of(previous)
     messages += _messages_of(fields.get("input"))
     tools, more = as_checked_tools(_tools(fields.get("tools")))
     text, include = fields.get("text"), fields.get("include")
