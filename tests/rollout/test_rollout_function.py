@@ -20,6 +20,7 @@ from headrace.engines.protocol import FinishReason, GenerateRequest, TokenChunk
 from headrace.experience.header import header_of
 from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey, SampleStatus
+from headrace.rewards.outcome import RewardOutcome
 from headrace.rollout.episode_scoring import EpisodeScoring
 from headrace.rollout.filters import not_taken
 from headrace.rollout.kept_partials import KeptPartials
@@ -845,6 +846,40 @@ def test_what_was_put_back_is_gone_on_with_under_the_next_issue(tmp_path: Path) 
     experts = group.samples[0].experts
     assert experts is not None
     assert experts.ravel().tolist() == [1] * 6 + [2] * 3
+
+
+@pytest.mark.parametrize(("own", "terms"), [(None, {"right": 1.0, "short": 0.5}), (2.0, {})])
+def test_what_was_scored_before_a_restart_has_the_terms_of_its_reward(
+    tmp_path: Path, own: float | None, terms: dict[str, float]
+) -> None:
+    """Not those of a reward in whose place the function has set its `own`."""
+    rewards = PaperRewards(RewardOutcome(1.5, terms={"right": 1.0, "short": 0.5}))
+
+    async def function(buffer: Any, batch: int, evaluation: bool) -> Any:
+        (group,) = await buffer.get(1)
+        if group[0].is_finished:
+            return [group]
+        await group[0].generate()
+        await group[0].score()
+        group[0].reward = group[0].reward if own is None else own
+        await buffer.save()
+        saved.set()
+        return await asyncio.get_running_loop().create_future()
+
+    saved = asyncio.Event()
+
+    async def run() -> Group:
+        common: dict[str, Any] = {"samples": 1, "folder": tmp_path / "partial", "rewards": rewards}
+        old = Playing(function, ScriptedEngine(says("7")), **common).group()
+        await saved.wait()
+        group = await Playing(function, ScriptedEngine(), **common).group(issue=1)
+        old.cancel()
+        await asyncio.gather(old, return_exceptions=True)
+        return group
+
+    (sample,) = asyncio.run(run()).samples
+    assert (sample.reward, sample.terms) == (1.5 if own is None else own, terms)
+    assert len(rewards.asked) == 1
 
 
 def test_what_would_be_too_old_by_the_new_deadline_begins_again(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from headrace.algorithms.kept_sets import joined
 from headrace.experience.records.codec import CodecError, decode_group, encode_group, typed
 from headrace.experience.sample import Group, Sample, SampleStatus
+from headrace.rewards.outcome import RewardOutcome
 from headrace.rollout.held_group import HeldGroup
 from headrace.rollout.rollout_sample import Part, RolloutSample
 
@@ -36,12 +37,14 @@ def restore_partial(held: HeldGroup, data: bytes) -> None:
         status = one.metadata["status"]
         sample.status = SampleStatus(status) if status else None
         sample.failure, sample.reward, sample.metadata = one.failure, one.reward, one.metadata["own"]
+        sample.outcome = RewardOutcome(one.reward, terms=one.terms) if one.terms else None
 
 
 def _row(held: HeldGroup, sample: RolloutSample) -> Sample:
     parts = sample.parts
     layout = [[part.chosen, part.trained, len(part.tokens)] for part in parts]
     counts = [np.full(len(part.tokens), part.chosen and part.trained) for part in parts]
+    outcome = sample.outcome
     return Sample(
         group=held.key,
         episode=sample.index,
@@ -54,6 +57,7 @@ def _row(held: HeldGroup, sample: RolloutSample) -> Sample:
         status=SampleStatus.ABORTED,
         reward=sample.reward,
         failure=sample.failure,
+        terms=outcome.terms if outcome is not None and outcome.value == sample.reward else {},
         metadata={"own": sample.metadata, "status": str(sample.status or ""), "parts": layout},
         kept=joined([part.kept if part.chosen and part.trained else None for part in parts], map(_length, parts)),
         experts=sample.experts,
