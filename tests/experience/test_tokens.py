@@ -166,7 +166,7 @@ def byte_level(*, add_prefix_space: bool) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-@pytest.mark.parametrize(
+of_each_kind = pytest.mark.parametrize(
     "tokenizer",
     [
         prepending(normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])),
@@ -182,6 +182,9 @@ def byte_level(*, add_prefix_space: bool) -> PreTrainedTokenizerFast:
     ],
     ids=["normalizer", "strips", "first", "always", "bytes with a space", "bytes"],
 )
+
+
+@of_each_kind
 @pytest.mark.parametrize("text", ["56", " 56", "  a", "a but", "ut", "\n", "\nb", "", "é"])
 def test_text_in_the_middle_of_something_gets_no_space_that_nobody_wrote(
     tokenizer: PreTrainedTokenizerFast, text: str
@@ -190,6 +193,17 @@ def test_text_in_the_middle_of_something_gets_no_space_that_nobody_wrote(
     codec = TextCodec(tokenizer)
     for ids_after in (codec.encode_text(text), codec.encode_observation(text, chat=False)):
         assert [*codec.encode("12"), *ids_after] == codec.encode("12" + text).tolist()
+
+
+@of_each_kind
+def test_a_turn_in_plain_words_gets_no_space_that_the_template_does_not_write(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    tokenizer.chat_template = "{% for m in messages %}a{{ m.content }}b{% endfor %}a"
+    codec = TextCodec(tokenizer)
+    before = codec.encode([{"role": "user", "content": "1"}])
+    added = codec.encode_observation("3", chat=True)
+    assert [*before, *codec.encode_text("2"), *added] == codec.encode("a1ba2ba3ba").tolist()
 
 
 def test_turns_appended_equal_the_whole_chat_rendered_at_once() -> None:

@@ -126,7 +126,7 @@ class TextCodec:
         Raises ValueError if the template refuses them, or does not show what the assistant said.
         """
         template = self.template.given(variables or {})
-        ids = self._plain(_after(template, messages, place, tools))
+        ids = self._in_the_middle(_after(template, messages, place, tools))
         if last_token is not None and last_token in closing:
             ids = ids[self._closing_length(ids, last_token, closing) :]
         return np.asarray(ids, dtype=np.int32)
