@@ -66,6 +66,7 @@ MIXED: dict[str, dict[str, Any]] = {
 """Of a model with experts."""
 OF_EIGHT: dict[str, dict[str, Any]] = {
     "d8z3": {"dp": 8, "zero": 3},
+    "d3t2": {"dp": 3, "tp": 2, "zero": 3},
     "d4t2": {"dp": 4, "tp": 2, "zero": 3},
     "d4c2z2": {"dp": 4, "cp": 2, "zero": 2},
     "d2c4": {"dp": 2, "cp": 4, "zero": 3},
@@ -130,13 +131,13 @@ def cases() -> list[dict[str, Any]]:
     found += [case("gemma2", layout) for layout in (ONE, "d2t2", "d2c2", "p2")]
     found += [case("gpt2", layout) for layout in (ONE, "d2z2", "c2")]
     found += [case("qwen3", layout, dtype="bfloat16") for layout in (ONE, "d2z2", "d2t2", "d2c2", "d2p2", "d4r2z3")]
-    saved = [case("qwen3", layout, saves=True) for layout in (ONE, "d2t2", "d4z3", "p2", "t2p2", "d4r2z2")]
+    saved = [case("qwen3", layout, saves=True) for layout in (ONE, "d2t2", "d3t2", "d4z3", "p2", "t2p2", "d4r2z2")]
     saved += [case("qwen3_moe", layout, saves=True) for layout in (ONE, "d4e2", "t2p2", "d2t2e2")]
     found += [case("qwen3", layout, values=True) for layout in (ONE, "d2c2", "d2t2z2", "c2t2")]
     found += [case("gemma2", layout, values=True) for layout in (ONE, "d2t2")]
     found += [case("qwen3_moe", layout, values=True) for layout in (ONE, "d4e2", "d2t2e2")]
     saved += [case("qwen3", layout, values=True, saves=True) for layout in (ONE, "d2t2")]
-    found += [case("qwen3", layout, read=True) for layout in ("d2t2", "t2p2")]
+    found += [case("qwen3", layout, read=True) for layout in ("d2t2", "t2p2", "d3t2")]
     found += [case("qwen3", "p3", layers=5, read=True), case("qwen3_moe", "d4e2", read=True)]
     found += [case("qwen3", "t2p2", values=True), case("qwen3", "t2p2", values=True, read=True)]
     return [each for each in (*found, *saved, *ALL_LOADS) if IN_SOAK or each["name"] not in SOAK]
@@ -147,6 +148,7 @@ ALL_LOADS = [
     case("qwen3", "d2z2", loads="qwen3-one-saves=True"),
     case("qwen3", ONE, loads="qwen3-d2t2-saves=True"),
     case("qwen3", "d4z3", loads="qwen3-d2t2-saves=True"),
+    case("qwen3", "d4z3", loads="qwen3-d3t2-saves=True"),
     case("qwen3", "d2t2", loads="qwen3-d4z3-saves=True"),
     case("qwen3", ONE, loads="qwen3-p2-saves=True"),
     case("qwen3", "d2t2", loads="qwen3-p2-saves=True"),
@@ -175,6 +177,7 @@ SOAK = {
     *("qwen3_moe-d2t2e2-loads=qwen3_moe-d4e2-saves=True", "qwen3-one-loads=qwen3-d2t2-saves=True"),
     *("qwen3-d2z2-loads=qwen3-one-saves=True", "qwen3-d2t2-loads=qwen3-p2-saves=True"),
     *("qwen3-one-loads=qwen3-d4r2z2-saves=True", "qwen3-d4z3-loads=qwen3-d2t2-saves=True"),
+    *("qwen3-d3t2-read=True", "qwen3-d3t2-saves=True", "qwen3-d4z3-loads=qwen3-d3t2-saves=True"),
     "qwen3-one-values=True-loads=qwen3-d2t2-values=True-saves=True",
 }
 """Like others that every run of the slow tests has; `make soak` has them beside those."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from headrace.models.parallel.stages import Outline
 from headrace.training.pieces import Piece
@@ -27,8 +27,25 @@ def pieces_of(parameters: Iterable[tuple[str, nn.Parameter]], outlines: Outlines
 
 def piece_of(parameter: DTensor, own: Tensor, outline: Outline, stage: int) -> Piece:
     """`own`, of the shape of what this rank has of `parameter`, with its place in the whole."""
-    mesh, placements = parameter.device_mesh, parameter.placements
-    _, begin = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
-    here = zip(mesh.get_coordinate() or (), placements, strict=True)
-    is_first = all(place == 0 for place, placed in here if isinstance(placed, Replicate))
-    return Piece(own, tuple(parameter.shape), tuple(begin), is_first and stage == outline.stages[0])
+    mesh, shape = parameter.device_mesh, tuple(parameter.shape)
+    begin, lengths, is_first = [0] * len(shape), [*shape], stage == outline.stages[0]
+    axes = [*zip(mesh.get_coordinate() or (), mesh.shape, parameter.placements, strict=True)]
+    # FSDP2, the outer axis, cuts up what the inner one has left. torch's own offsets of a rank are of another cut,
+    # where tensor ranks have rows of uneven count.
+    for place, count, placed in reversed(axes):
+        if isinstance(placed, Replicate):
+            is_first = is_first and place == 0
+            continue
+        assert isinstance(placed, (Shard, _StridedShard)), placed
+        first, lengths[placed.dim] = chunk_of(lengths[placed.dim], count, place)
+        begin[placed.dim] += first
+    assert tuple(own.shape) == tuple(lengths), f"has {tuple(own.shape)} of {shape}, and its place has {lengths}"
+    return Piece(own, shape, tuple(begin), is_first)
+
+
+def chunk_of(length: int, count: int, place: int) -> tuple[int, int]:
+    """Where it begins, and its length: of `length` numbers that `torch.chunk` cuts into `count`, the last ones perhaps
+    shorter, or empty."""
+    size = -(-length // count)
+    begin = min(place * size, length)
+    return begin, min(size, length - begin)
