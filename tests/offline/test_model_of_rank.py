@@ -59,12 +59,13 @@ def test_what_comes_out_is_written_from_where_it_is(tmp_path: Path, name: str, m
     trained = model_of(config, CPU, 3, Layout(dp=1, zero=3))
     trained.trainer.join(0, Meeting(30.0), 30.0)
     with Allocated() as allocated:
-        trained.export(tmp_path / "parts")
+        written = trained.export(tmp_path / "parts")
     trained.trainer._ranks.close()
     assert allocated.peak <= AT_ONCE >> 14
     files = [load_file(tmp_path / each / "model.safetensors") for each in ("parts", "whole")]
     assert files[0].keys() == files[1].keys()
     assert all(torch.equal(files[0][key], one) for key, one in files[1].items())
+    assert written.count == written.size == sum(one.nbytes for one in files[1].values())
     configs = [json.loads((tmp_path / each / "config.json").read_text()) for each in ("parts", "whole")]
     assert configs[0] == configs[1]
 
@@ -80,7 +81,7 @@ def test_a_reward_model_is_a_classifier_of_sequences_however_it_is_written(
     trainer = HFTrainer(trained, config=SETTINGS, loss=weighted_loss, total_steps=1, dtype=torch.bfloat16)
     tokenizer = load_tokenizer(make_model(tmp_path / "base"))
     given = {name: one.detach().bfloat16() for name, one in trained.named_parameters()}
-    RewardModelFiles(trained, torch.bfloat16, tokenizer).write(trainer, tmp_path / "parts")
+    told = RewardModelFiles(trained, torch.bfloat16, tokenizer).write(trainer, tmp_path / "parts")
     monkeypatch.setattr("headrace.offline.trained.reward_model_files.StoredModel", refused)
     RewardModelFiles(trained, torch.bfloat16, tokenizer).write(trainer, tmp_path / "whole")
 
@@ -92,8 +93,9 @@ def test_a_reward_model_is_a_classifier_of_sequences_however_it_is_written(
         assert torch.equal(found.pop("score.weight").bfloat16(), head)
         assert all(torch.equal(one.bfloat16(), given[name]) for name, one in found.items())
         assert load_tokenizer(folder).pad_token_id == tokenizer.pad_token_id
-    written = [load_file(tmp_path / each / "model.safetensors").keys() for each in ("parts", "whole")]
-    assert written[0] == written[1]
+    written = [load_file(tmp_path / each / "model.safetensors") for each in ("parts", "whole")]
+    assert written[0].keys() == written[1].keys()
+    assert told.count == told.size == sum(one.nbytes for one in written[1].values())
 
 
 def refused(*_: object, **__: object) -> StoredModel:

@@ -38,11 +38,13 @@ async def take(ranks: Ranks, method: str, copies: bool) -> Sequence[int]:
     return takers
 
 
-async def write(ranks: Ranks, method: str, takers: Sequence[int], path: Path) -> Mapping[str, Digest]:
+async def write(
+    ranks: Ranks, method: str, takers: Sequence[int], path: Path, what: str = "files of a checkpoint"
+) -> Mapping[str, Digest]:
     """Have them write it, and see that all of the tensors that they write together were written. Of the other files
     what they hold, by their path in the folder."""
     given = dict.fromkeys(takers, (str(path),))
-    found: dict[int, Written] = await ranks.each(method, given, what="files of a checkpoint")
+    found: dict[int, Written] = await ranks.each(method, given, what=what)
     count, size = sum(one.count for one in found.values()), found[takers[0]].size
     if count != size:
         raise CheckpointError(

@@ -158,8 +158,9 @@ class Trainer(Protocol):
         """Take what another trainer of this model saved into `path`: its master weights, the moments of its optimiser.
         Raises CheckpointError."""
 
-    def export(self, path: Path) -> None:
-        """Write the weights, config and tokenizer as a folder that `transformers` loads."""
+    def export(self, path: Path) -> Written:
+        """Write the weights, config and tokenizer as a folder that `transformers` loads: of several ranks each what it
+        has."""
 
 
 class PolicyTrainer(Trainer, Protocol):

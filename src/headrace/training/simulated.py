@@ -212,9 +212,10 @@ class SimulatedTrainer:
         if masters:
             self.load(path)
 
-    def export(self, path: Path) -> None:
+    def export(self, path: Path) -> Written:
         self._check_lives()
         _save(self._files, path, self._state)
+        return Written(self._state.nbytes, self._state.nbytes)
 
     def _tell(self, word: str, what: object) -> None:
         try:

@@ -36,7 +36,7 @@ from headrace.training.optimizer.whole_weights import WholeWeights
 from headrace.training.own_reference import OwnReference
 from headrace.training.pass_marks import PassMarks
 from headrace.training.pieces import Piece
-from headrace.training.protocol import Loss, LossTerms, Outputs, StepReport
+from headrace.training.protocol import Loss, LossTerms, Outputs, StepReport, Written
 from headrace.training.remembered import Remembered
 from headrace.training.replicas import At, Meeting, Replicas
 from headrace.training.restoring import begin_from, restore, share
@@ -392,8 +392,8 @@ class HFTrainer:
         The learning rate's schedule is at its beginning. Raises CheckpointError."""
         begin_from(path, self._weights, masters=masters, optimizer=optimizer)
 
-    def export(self, path: Path) -> None:
-        self._saved_model(self._weights.state(), copies=False).write(path)
+    def export(self, path: Path) -> Written:
+        return self._saved_model(self._weights.state(), copies=False).write(path)
 
     def _saved_model(self, state: Mapping[str, Piece], *, copies: bool) -> SavedModel:
         return self._files.saved(state, partial(self.gathered, copies=copies), leads=self.is_first)

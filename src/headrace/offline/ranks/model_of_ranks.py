@@ -42,7 +42,8 @@ _AT_ONCE = 16
 class ModelOfRanks:
     """Implements `OfflineModel`. Rows go to the ranks that compute with them: those of a part of the data are all told
     its rows, and its head alone answers. Each method raises WorkerLost once a rank is lost, GroundLost once the cluster
-    that they are in has ended; those that write or read files raise WaitTimeout."""
+    that they are in has ended; those that write or read files raise WaitTimeout, and those that write them
+    CheckpointError where what ranks wrote does not add up to the model."""
 
     def __init__(
         self, loop: TurnedLoop, runtime: InlineRuntime, place: Apart, ranks: RankWorkers, max_tokens: int
@@ -121,8 +122,8 @@ class ModelOfRanks:
 
     def export(self, path: Path) -> None:
         """See `OfflineModel.export`."""
-        given = dict.fromkeys(who_saves(self._ranks), (str(path.absolute()),))
-        self._run(self._ranks.each("export", given, what="the model to be written"))
+        who, what = who_saves(self._ranks), "the model to be written"
+        self._run(write(self._ranks, "export", who, path.absolute(), what))
 
     def close(self) -> None:
         """See `OfflineModel.close`."""

@@ -118,9 +118,9 @@ class OfflineRank:
         """See `Trainer.load`."""
         self._trained.trainer.load(Path(path))
 
-    def export(self, path: str) -> None:
+    def export(self, path: str) -> Written:
         """See `TrainedModel.export`."""
-        self._trained.export(Path(path))
+        return self._trained.export(Path(path))
 
 
 def _device(spec: OfflineRankSpec, rank: int) -> torch.device:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headrace.models.loading import reward_model_outline, save_pretrained_folder
 from headrace.models.stored_model import NotInParts, StoredModel
+from headrace.training.protocol import Written
 from headrace.training.trainer import HFTrainer
 
 if TYPE_CHECKING:
@@ -35,16 +36,16 @@ class RewardModelFiles:
         with suppress(NotInParts):  # else they are worked out of the whole model
             self._stored = StoredModel(self._classifier, dtype, {_HEAD, *trained}, names=names)
 
-    def write(self, trainer: HFTrainer, path: Path) -> None:
+    def write(self, trainer: HFTrainer, path: Path) -> Written:
         """Whoever leads writes what is no weight too. Raises OSError."""
         if self._stored is None:
             weights = trainer.gathered()
             if trainer.is_first:
                 self._write_whole(weights, path)
-            return
-        if trainer.is_first:
-            self._stored.finish(path, self._tokenizer)
-        self._stored.write(path, ((name, piece.begin, piece.tensor.detach()) for name, piece in trainer.pieces()))
+            return Written(0, 0)
+        count = self._stored.finish(path, self._tokenizer) if trainer.is_first else 0
+        own = ((name, piece.begin, piece.tensor.detach()) for name, piece in trainer.pieces())
+        return Written(count + self._stored.write(path, own), self._stored.size)
 
     def _write_whole(self, weights: dict[str, Tensor], path: Path) -> None:
         own = self._classifier.state_dict()

@@ -19,7 +19,7 @@ from headrace.models.packing import MicroBatch, PackRow, pack
 from headrace.models.skeleton import Skeleton, causal_lm_skeleton, value_model_skeleton
 from headrace.training.layouts.ranks import Layout
 from headrace.training.merging import plain
-from headrace.training.protocol import Loss, LossTerms
+from headrace.training.protocol import Loss, LossTerms, Written
 from headrace.training.sums import BatchSums
 from headrace.training.trainer import HFTrainer
 
@@ -38,8 +38,8 @@ class TrainedModel:
     trainer: HFTrainer
     measure: Callable[[MicroBatch], LossTerms]
     """What the loss, and all that is told of it, is on rows that are not trained on."""
-    export: Callable[[Path], None]
-    """Write the model that comes out as a folder that `transformers` loads."""
+    export: Callable[[Path], Written]
+    """Write the model that comes out as a folder that `transformers` loads: of several ranks each what it has."""
 
     def accumulate(self, rows: Sequence[PackRow]) -> None:
         """A micro-batch, there and back."""
