@@ -40,8 +40,7 @@ class VocabularyShare:
     def entropy(self, logits: Tensor, mass: Tensor) -> Tensor:
         """Of the softmax over the whole vocabulary, in nats, [M]."""
         own = logits - spread(mass, self.ranks.group)[:, None]
-        weighted = (own.exp() * logits.clamp(min=torch.finfo(logits.dtype).min)).sum(1)
-        return mass - summed(weighted, self.ranks.group)
+        return summed(entropy(own), self.ranks.group)
 
     def columns(
         self, logits: Tensor, targets: Tensor, kept: tuple[Tensor, Tensor] | None, names: Sequence[str]
