@@ -44,6 +44,12 @@ def option(command: list[str], name: str) -> str:
     return command[command.index(name) + 1]
 
 
+@pytest.mark.parametrize(("seed", "own"), [(0, 1), (4_294_968, 705), (2**32 - 1, 4_294_966_297)])
+def test_a_server_has_a_seed_that_numpy_takes(tmp_path: Path, seed: int, own: int) -> None:
+    """Below 2**32: of the second of a run, 4,294,968,001 - 4,294,967,296 = 705, and -1,000 + 1 = -999."""
+    assert launch(tmp_path, "m", overrides=(f"seed={seed}",)).seed == own
+
+
 def test_a_folder_is_named_whole_and_a_model_of_the_hub_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

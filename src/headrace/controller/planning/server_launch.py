@@ -16,6 +16,8 @@ from headrace.models.loading import resolve_device
 _GIB = 1 << 30
 _SEEDS = 1000
 """Servers of one run, at most: no two have one seed."""
+_SEED_END = 1 << 32
+"""Both kinds of servers give their seed to numpy, which takes none from here on."""
 
 
 def server_launch(
@@ -29,7 +31,7 @@ def server_launch(
         dtype=config.engine.dtype or config.model.dtype,
         slots=cache.slots,
         max_context=cache.max_context,
-        seed=config.seed * _SEEDS + rank,
+        seed=(config.seed * _SEEDS + rank) % _SEED_END,
         keeps=config.async_.swap == "keep",
         on_cpu=resolve_device(config.model.device).type == "cpu",
         top_k=config.most_kept,
