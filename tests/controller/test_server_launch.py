@@ -199,6 +199,9 @@ def test_what_vllm_says_of_how_it_was_launched_is_told_with_its_version(
             {"kind": "sglang", "args": {"hicache_storage_backend": "file"}},
             "engine.args.hicache_storage_backend is not to be given: keys and values of older weights may come back",
         ),
+        ({"kind": "sglang", "args": {"pp-size": 2}}, "pp_size is not to be given: it would go on sampling while"),
+        ({"kind": "sglang", "args": {"pipeline_parallel_size": 2}}, "pipeline_parallel_size is not to be given: it wo"),
+        ({"kind": "sglang", "args": {"enable_pdmux": True}}, "enable_pdmux is not to be given: it would go on sampl"),
         ({"args": {"no_such": None}}, "engine.args.no_such is null, which is no value of an option; give one, or"),
         ({"kind": "sglang", "args": {"no-such": None}}, "engine.args.no_such is null"),
         (

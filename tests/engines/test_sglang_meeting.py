@@ -99,6 +99,7 @@ EXPECTED = Expected({"hidden_size": 8}, 64, "float32", truncates=True)
 
 def test_one_that_has_all_is_met() -> None:
     assert met(answers(), EXPECTED) == "SGLang 0.5.23"
+    assert met(answers({"pp_size": 1, "enable_pdmux": False}), EXPECTED) == "SGLang 0.5.23"
     untruncated = Expected({}, 64, "float32")
     assert met(answers(without="output_token_sampling_mask"), untruncated) == "SGLang 0.5.23"
 
@@ -113,6 +114,8 @@ def test_one_that_has_all_is_met() -> None:
         (answers({"dtype": "auto"}), "computes in 'auto', and engine.dtype is float32; start it with --dtype float32"),
         (answers({"skip_tokenizer_init": False}), "start it with --skip-tokenizer-init$"),
         (answers({"stream_interval": 8}), "has stream_interval 8, .*start it with --stream-interval 1$"),
+        (answers({"pp_size": 2}), "has pp_size 2, .* sampling while it is paused; start it with --pp-size 1$"),
+        (answers({"enable_pdmux": True}), "has enable_pdmux True, .* is paused; start it without --enable-pdmux$"),
         (answers({"max_req_input_len": 62}), "takes 62 tokens, .* or lower that to 63"),
     ],
 )
@@ -277,9 +280,6 @@ def test_a_route_that_is_asked_only_later_is_missed_when_it_is_met() -> None:
 
 
 def test_weights_by_gloo_go_to_each_process_with_a_part_of_the_one_copy() -> None:
-    assert require_one_copy({"tp_size": 4, "dp_size": 1, "pp_size": 1}, "SGLang") == 4
-    for option, flag in (("dp_size", "--dp-size"), ("pp_size", "--pp-size")):
-        with pytest.raises(
-            ConfigError, match=f"has {option} 2, and takes no weights by gloo then; start it with {flag} 1"
-        ):
-            require_one_copy({"tp_size": 4, option: 2}, "SGLang")
+    assert require_one_copy({"tp_size": 4, "dp_size": 1}, "SGLang") == 4
+    with pytest.raises(ConfigError, match="has dp_size 2, and takes no weights by gloo then; start it with --dp-si"):
+        require_one_copy({"tp_size": 4, "dp_size": 2}, "SGLang")

@@ -18,6 +18,7 @@ KEPT_AT_MOST = 4096
 _CHUNK = 512
 """Tokens of prompts that it computes at once on a CPU, which more would not make faster: whoever waits for a first
 token, as after a swap, waits for the sequences of one chunk."""
+_UNPAUSED = NotGiven("it would go on sampling while it is paused for new weights")
 _OURS: dict[str, SetBy | NotGiven] = {
     "model_path": SetBy("model.path"),
     "model": SetBy("model.path"),
@@ -34,6 +35,9 @@ _OURS: dict[str, SetBy | NotGiven] = {
     "api_key": NotGiven("its worker is the only client"),
     "admin_api_key": NotGiven("its worker is the only client"),
     "tokenizer_worker_num": NotGiven("one process tells what came of all requests"),
+    "pp_size": _UNPAUSED,
+    "pipeline_parallel_size": _UNPAUSED,
+    "enable_pdmux": _UNPAUSED,
     "device": SetBy("model.device"),
     "config": NotGiven("options are in engine.args"),
 }

@@ -23,6 +23,8 @@ _OF_GROUP = {
 ADMIN_ROUTES = frozenset((*_MOTIONS, *_OF_FOLDER, *_OF_GROUP))
 """At which it asks for its --admin-api-key, where it has one; at the others for its --api-key."""
 _OPTIONS = {"skip_tokenizer_init": True, "stream_interval": 1, "tokenizer_worker_num": 1}
+_UNPAUSED = {"pp_size": (1, "with --pp-size 1"), "enable_pdmux": (False, "without --enable-pdmux")}
+"""Values under which its scheduler goes by a loop that looks whether it is paused, and how it is started so."""
 PROBE_TEMPERATURE = 1e4
 """Of the first token: whatever the model, all ids are equally likely then, but for a few thousandths."""
 PROBE_IDS = 32
@@ -57,6 +59,12 @@ def require_fits(info: Mapping[str, Any], expected: Expected, where: str) -> Non
                 f"{where} has {option} {info.get(option)}, with which tokens may be on their way when it says that all "
                 f"were told; start it with {flag}"
             )
+    for option, (needed, mend) in _UNPAUSED.items():
+        if info.get(option, needed) != needed:
+            raise ConfigError(
+                f"{where} has {option} {info[option]}, with which it goes on sampling while it is paused; start it "
+                f"{mend}"
+            )
     if info.get("dtype") != expected.dtype:
         raise ConfigError(
             f"{where} computes in {info.get('dtype')!r}, and engine.dtype is {expected.dtype}; start it with "
@@ -65,14 +73,12 @@ def require_fits(info: Mapping[str, Any], expected: Expected, where: str) -> Non
 
 
 def require_one_copy(info: Mapping[str, Any], where: str) -> int:
-    """How many processes take weights over a group. Raises ConfigError for copies of the model, and parts of it, that
-    none of them has."""
-    for option in ("dp_size", "pp_size"):
-        if info.get(option, 1) != 1:
-            flag = "--" + option.replace("_", "-")
-            raise ConfigError(
-                f"{where} has {option} {info[option]}, and takes no weights by gloo then; start it with {flag} 1"
-            )
+    """How many processes take weights over a group. Raises ConfigError for copies of the model, which none of them
+    has."""
+    if info.get("dp_size", 1) != 1:
+        raise ConfigError(
+            f"{where} has dp_size {info['dp_size']}, and takes no weights by gloo then; start it with --dp-size 1"
+        )
     return int(info.get("tp_size", 1))
 
 
