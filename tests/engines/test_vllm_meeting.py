@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,7 @@ def server(told: dict[str, Any], **answers: Any) -> Told:
             "/version": {"version": "0.32.0"},
             "/collective_rpc": {"results": [{**TOLD, **told}]},
             "/is_paused": {"is_paused": False},
+            "/get_world_size": {"world_size": 1},
             "/metrics": "",
             GENERATE: {"choices": [CHOICE]},
             **answers,
@@ -226,6 +228,8 @@ def without_top() -> dict[str, Any]:
         (GENERATE, {"choices": [{**CHOICE, "logprobs": None}]}, "does not tell the log-prob of a token"),
         (GENERATE, {"choices": [without_top()]}, "does not tell the 5 likeliest ids with a token"),
         (GENERATE, 500, "does not give a first token"),
+        ("/get_world_size", 404, r"does not answer GET /get_world_size \(404\); start vLLM 0\.32 or newer"),
+        ("/get_world_size", {}, r"answers /get_world_size by '{}'; start vLLM 0\.32 or newer"),
         ("/is_paused", 404, r"does not answer GET /is_paused \(404\); start vLLM 0\.32 or newer"),
         ("/metrics", 404, r"does not answer GET /metrics \(404\); start vLLM 0\.32 or newer"),
     ],
@@ -334,3 +338,43 @@ def test_ids_as_likely_as_the_last_one_are_kept() -> None:
     assert kept.ids()[0].tolist() == [3, 7, 9]
     with pytest.raises(RequestError, match=r"told 2 ids of a probability of 0\.7000: more than 16 others"):
         dialect()._piece(choice(top[:2]), request)
+
+
+class Sender:
+    """In the place of what weights come from."""
+
+    host, port, has_group = "10.0.0.1", 7, False
+
+    def __init__(self) -> None:
+        self.joined: list[tuple[Sequence[str], int]] = []
+
+    async def open(self) -> None: ...
+    async def take(self, offer: WeightOffer) -> tuple[()]:
+        return ()
+
+    async def join(self, prefixes: Sequence[str], ranks: int) -> None:
+        self.joined.append((prefixes, ranks))
+
+    async def send(self, parts: Any, *, sums: bool) -> None: ...
+    async def leave(self) -> None: ...
+    async def during(self, answer: Awaitable[Any], sending: Awaitable[None]) -> None:
+        await asyncio.gather(answer, sending)
+
+
+def test_the_processes_of_all_copies_of_the_model_come_to_the_group() -> None:
+    """Two copies of two processes each: those of the first answer for the plugin, and of a dense model each copy is
+    told that it is the only one."""
+    compared = {"version": "0.7", "unread": [], "different": []}
+    told = {"results": [{**TOLD, "ranks": 2, "comparison": compared}] * 2}
+    http = server({}, **{"/collective_rpc": told, "/get_world_size": {"world_size": 4}})
+    http.answers |= {"/weight_info": {"weight_version": "0.7"}}
+    sender = Sender()
+
+    async def run() -> None:
+        own = VllmDialect(http, VOCAB, sender)  # type: ignore[arg-type]
+        await own.meet(Expected({"vocab_size": VOCAB}, 64, "float32"))
+        await own.load(OFFER, "0.7")
+
+    asyncio.run(run())
+    assert sender.joined == [(("headrace",), 4)]
+    assert [body["update_info"]["ranks"] for path, body in http.asked if path == "/update_weights"] == [4]

@@ -97,8 +97,8 @@ class HeadraceTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Raises PublicationError."""
         if info.transport == "gloo":
             return self._sent(info)
-        ranks = self.parallel_config.world_size * self.parallel_config.data_parallel_size
-        return opened(info.transport, info.address, info.branch, info.number, rank=self._rank, ranks=ranks)
+        own = self.parallel_config  # each copy of the model looks at all of it
+        return opened(info.transport, info.address, info.branch, info.number, rank=own.rank, ranks=own.world_size)
 
     def _sent(self, info: UpdateInfo) -> Publication:
         """By whoever listens at its address. The group is made anew for another address, and after a fault. Raises
@@ -115,7 +115,7 @@ class HeadraceTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     @property
     def _rank(self) -> int:
-        """Of this process among those of vLLM."""
+        """Of this process among those of vLLM, of all copies of the model (data parallel)."""
         parallel = self.parallel_config
         return int(parallel.data_parallel_index * parallel.world_size + parallel.rank)
 

@@ -26,6 +26,7 @@ from headrace.engines.servers.vllm_told import (
     require_answers,
     require_fits,
     unread_of,
+    world_size,
 )
 from headrace.engines.servers.weight_sender import STILL_S, WeightSender, chunks
 from headrace.engines.servers.window import ServerLoad
@@ -63,7 +64,7 @@ class VllmDialect:
         self._vocab_size = vocab_size
         self._sender = sender
         self._ranks = 1
-        """Processes that take weights."""
+        """Processes that take weights, of all copies of the model."""
         self.name = "vLLM"
         self.together: int | None = None
         self._prefers = False
@@ -99,11 +100,11 @@ class VllmDialect:
             )
         for each in told:
             require_fits(each, expected, self._vocab_size, f"{self.name} at {self._http.url}")
-            self._ranks = each["ranks"]
             self.together = each.get("max_num_seqs")
             self._prefers = each.get("scheduling_policy") == "priority"
-        await self._require_takes_ids()
         where = f"{self.name} at {self._http.url}"
+        self._ranks = world_size(await self._of_route("/get_world_size"), where)
+        await self._require_takes_ids()
         await require_routes(self._http, ROUTES, answered="/version", where=where, mend=NEWEST)
         await self._require_tells(expected)
 

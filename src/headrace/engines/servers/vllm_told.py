@@ -73,6 +73,15 @@ def require_fits(told: Mapping[str, Any], expected: Expected, vocab_size: int, w
         )
 
 
+def world_size(told: Any, where: str) -> int:
+    """Its processes with a part of the model, of all copies (data parallel): its workers answer for the first copy
+    alone. `told`: of its /get_world_size. Raises ConfigError."""
+    found = told.get("world_size") if isinstance(told, dict) else None
+    if type(found) is not int or found < 1:
+        raise ConfigError(f"{where} answers /get_world_size by {str(told)[:80]!r}; {NEWEST}")
+    return found
+
+
 def _identity(config: Mapping[str, Any]) -> dict[str, Any]:
     """Of a config that no class of transformers has, as vLLM reads one in Mistral's own format, the sizes alone: its
     other keys are spelled otherwise."""
