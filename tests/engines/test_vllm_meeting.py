@@ -111,6 +111,17 @@ def test_one_that_takes_priorities_scores_the_swap_check_before_what_waits(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("processes", "copies", "together"), [(1, 1, 24), (2, 1, 24), (1, 4, 96), (2, 4, 96)])
+def test_each_copy_of_the_model_computes_as_many_sequences_as_it_tells(
+    processes: int, copies: int, together: int
+) -> None:
+    """24 each. `processes`: of a copy, of which the first one's are told of."""
+    told = {"results": [{**TOLD, "max_num_seqs": 24}] * processes}
+    own = dialect(server({}, **{"/collective_rpc": told, "/get_world_size": {"world_size": processes * copies}}))
+    asyncio.run(own.meet(Expected({"vocab_size": VOCAB}, 64, "float32")))
+    assert own.together == together
+
+
 def test_the_first_token_of_all_may_take_as_long_as_what_is_compiled_for_it() -> None:
     class Slow(Told):
         async def call(self, method: str, path: str, body: Any = None, **how: Any) -> Any:

@@ -100,10 +100,11 @@ class VllmDialect:
             )
         for each in told:
             require_fits(each, expected, self._vocab_size, f"{self.name} at {self._http.url}")
-            self.together = each.get("max_num_seqs")
             self._prefers = each.get("scheduling_policy") == "priority"
         where = f"{self.name} at {self._http.url}"
         self._ranks = world_size(await self._of_route("/get_world_size"), where)
+        most = told[0].get("max_num_seqs")
+        self.together = most and most * max(1, self._ranks // len(told))  # of a copy, whose processes are told of
         await self._require_takes_ids()
         await require_routes(self._http, ROUTES, answered="/version", where=where, mend=NEWEST)
         await self._require_tells(expected)
