@@ -91,6 +91,7 @@ def test_one_that_fits_is_met() -> None:
     meet(server({}))
     meet(server({"max_logprobs": -1}), most_kept=15)
     meet(server({"stream_interval": 1}))
+    meet(server({"api_processes": 1}))
     meet(server({}, **{GENERATE: {"choices": [without_top()]}}), truncates=False)
 
 
@@ -144,6 +145,7 @@ def test_one_that_is_paused_is_asked_for_no_token() -> None:
     [
         ({"logprobs_mode": "raw_logprobs"}, "are raw_logprobs, .* start it with --logprobs-mode processed_logprobs"),
         ({"stream_interval": 20}, "holds tokens back until there are 20 of a request, .* without --stream-interval"),
+        ({"api_processes": 4}, "has 4 API processes, .* would end nothing; start it with --api-server-count 1"),
         ({"max_logprobs": 20}, "tells 20 log-probs .* need 21 here; start it with --max-logprobs 21"),
         ({"wire": WIRE - 1}, f"has headrace-vllm of wire {WIRE - 1}"),
         ({"transfer": "ipc"}, """takes weights by 'ipc'; .* --weight-transfer-config '{"backend": "headrace"}'"""),

@@ -1,4 +1,5 @@
-"""Which process of vLLM takes what of a version, where there are several copies of the model (data parallel).
+"""Which process of vLLM takes what of a version, where there are several copies of the model (data parallel), and what
+each tells.
 
 vLLM itself is not there: of it are the names alone that the plugin imports."""
 
@@ -13,11 +14,12 @@ from typing import Any, Generic, TypeVar
 
 import pytest
 import torch
+from transformers import Qwen3Config
 
 from headrace.weights.disk import DiskPublisher
 from headrace.weights.version import Version
 
-NAME = "headrace_vllm.transfer"
+NAME, USER = "headrace_vllm.transfer", "headrace_vllm.extension"
 A, B = TypeVar("A"), TypeVar("B")
 PROCESSES = [(copy, rank) for copy in range(2) for rank in range(2)]
 """Two copies of a model of two parts each."""
@@ -41,9 +43,11 @@ def transfer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         module = ModuleType(name)
         vars(module).update(has)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, NAME, raising=False)
+    for name in (NAME, USER):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     yield importlib.import_module(NAME)
-    sys.modules.pop(NAME, None)
+    for name in (NAME, USER):
+        sys.modules.pop(name, None)
 
 
 def process(transfer: Any, copy: int, rank: int) -> Any:
@@ -73,6 +77,18 @@ def test_the_processes_of_each_copy_look_at_all_that_lies_on_disk(transfer: Any,
             except transfer.PublicationError:
                 told.append(copy)
         assert told == [0, 1], "one process of each copy"
+
+
+def test_a_process_tells_how_many_api_processes_there_are(transfer: Any) -> None:
+    extension = importlib.import_module(USER).Extension()
+    told = {"max_model_len": 64, "dtype": "x", "logprobs_mode": "y", "max_logprobs": 20}
+    scheduler = SimpleNamespace(stream_interval=1, max_num_seqs=8, policy="fcfs")
+    extension.model_config = SimpleNamespace(
+        **told, hf_text_config=Qwen3Config(), word_embeddings_untied_by_checkpoint=False
+    )
+    extension.parallel_config = SimpleNamespace(world_size=1, data_parallel_size=1, _api_process_count=4)
+    extension.vllm_config = SimpleNamespace(scheduler_config=scheduler)
+    assert extension.headrace()["api_processes"] == 4
 
 
 def test_each_process_has_a_place_of_its_own_in_the_group(transfer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

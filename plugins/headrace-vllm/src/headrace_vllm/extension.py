@@ -19,6 +19,7 @@ class Extension:
         scheduler = self.vllm_config.scheduler_config  # type: ignore[attr-defined]
         told = {
             "wire": WIRE,
+            "api_processes": getattr(parallel, "_api_process_count", 1),
             "model": told_model(config),
             "max_model_len": config.max_model_len,
             "dtype": str(config.dtype),

@@ -60,6 +60,11 @@ def require_fits(told: Mapping[str, Any], expected: Expected, vocab_size: int, w
             f"{where} holds tokens back until there are {told['stream_interval']} of a request, also while it is "
             "paused; start it without --stream-interval"
         )
+    if told.get("api_processes", 1) != 1:
+        raise ConfigError(
+            f"{where} has {told['api_processes']} API processes, of which each knows its own requests alone, so that "
+            "most aborts would end nothing; start it with --api-server-count 1"
+        )
     most = ids_asked_for(expected.most_kept, vocab_size)
     if -1 != told["max_logprobs"] < most:
         raise ConfigError(
