@@ -76,6 +76,8 @@ class Scripted:
     logprob: float = -1.0
     """Of each token."""
     health_fault: Exception | None = None
+    is_deaf: bool = False
+    """It knows none of the requests that it is told to abort."""
     hangs: bool = False
     """Calls are taken, and never answered."""
     load_s: float = 0.0
@@ -140,7 +142,8 @@ class Scripted:
         yield Piece(*_arrays(0), finish=finish, spans=tuple(spans))
 
     async def abort(self, request_ids: Iterable[str]) -> None:
-        self.aborted |= set(request_ids) & set(self.asked)
+        if not self.is_deaf:
+            self.aborted |= set(request_ids) & set(self.asked)
         if self.abort_fault is not None:
             await self.runtime.clock.sleep(2 * STEP_S)
 
@@ -1023,6 +1026,38 @@ def test_after_aborts_it_is_still_known_how_much_came() -> None:
         assert sorted(set(versions(await reading))) == [0, 1]
 
     on(test)
+
+
+@pytest.mark.parametrize("retracts", [False, True])
+def test_one_that_goes_on_though_the_server_was_told_to_end_it_is_left(retracts: bool) -> None:
+    """0.2, 1, 5 and 5 s after it was told first, as it gives a token. How much came is not known any more, until the
+    next update. Where the server retracts, it is read to its end: left, it would go on."""
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        reading = asyncio.ensure_future(read(engine, request(tokens=60)))
+        await runtime.clock.sleep(2.5 * STEP_S)
+        engine.abort(["r"])
+        assert (await reading)[-1].finish_reason is FinishReason.ABORT
+        server.stands = True
+        await runtime.clock.sleep(9.0)
+        server.stands = False
+        await runtime.clock.sleep(2.0)
+        assert engine.stats().running == 1
+        await runtime.clock.sleep(0.2 + 2 * STEP_S)
+        assert engine.stats().running == (1 if retracts else 0)
+        came = server.count
+        await runtime.clock.sleep(3 * STEP_S)
+        assert server.count - came == (3 if retracts else 0)
+        await runtime.clock.sleep(60 * STEP_S)
+        for number in (1, 2):
+            reading = asyncio.ensure_future(read(engine, request(f"kept {number}")))
+            await runtime.clock.sleep(4.5 * STEP_S)
+            await engine.update(Offers(number), SwapMode.KEEP)
+            await reading
+        first = "pause keep" if retracts else "pause recompute"
+        assert [call for call in server.calls if call.startswith("pause")] == [first, "pause keep"]
+
+    on(test, is_deaf=True, retracts=retracts)
 
 
 def test_a_pinned_version_is_held() -> None:

@@ -28,6 +28,8 @@ class Answer:
     """To its end."""
     is_over: bool = False
     """Nothing more is handed out: whoever asked has left, or what came is of weights that were refused."""
+    is_unheard: bool = False
+    """It goes on at the server, though that was told several times to end it."""
     _stamped: list[tuple[str, bool, int]] = field(default_factory=list)
     """Name of a version, whether the server was told it, and tokens of it, in their order."""
 

@@ -25,7 +25,8 @@ from headrace.weights.version import Version
 
 _AGAIN_S = (0.2, 1.0, 5.0)
 """After which a server is told again of aborted requests that have not ended: one whose abort was there before it, by
-another connection, goes on."""
+another connection, goes on. One that gives tokens still as long after the last time is left: its server may know it by
+another name, as where a proxy gives it an X-Request-Id."""
 
 
 class InFlight:
@@ -175,10 +176,15 @@ class InFlight:
         def have_ended() -> bool:
             return self._liveness.has_ended or all(mine.is_read for mine in answers)
 
-        clock = self._services.clock
-        for seconds in (0.0, *_AGAIN_S):
+        async def end_in(seconds: float) -> bool:
+            clock = self._services.clock
             with suppress(WaitTimeout):
                 await self._changed.wait_until(have_ended, clock, seconds, lambda: "what was aborted to end")
+                return True
+            return False
+
+        for seconds in (0.0, *_AGAIN_S):
+            if await end_in(seconds):
                 return
             running = [mine for mine in answers if not mine.is_read]
             try:
@@ -188,6 +194,9 @@ class InFlight:
                     if mine.pump is not None:
                         mine.pump.cancel()
                 return
+        if not self._dialect.retracts and not await end_in(_AGAIN_S[-1]):
+            for mine in answers:
+                mine.is_unheard = True
 
     async def _pump(self, mine: Answer) -> None:
         """Read what comes of one request, to its end."""
@@ -197,6 +206,9 @@ class InFlight:
                 async for piece in pieces:
                     self._take(mine, piece)
                     if piece.finish is not None:
+                        return
+                    if mine.is_unheard and len(piece.tokens):  # which ends it
+                        self.count.before = None
                         return
             raise EngineError(f"request {name} ended without a finish reason")
         except (EngineError, RequestError) as error:
