@@ -60,7 +60,11 @@ def test_a_folder_is_named_whole_and_a_model_of_the_hub_by_its_name(
 
 
 def test_the_command_has_loopback_the_plugin_and_the_users_own_options(tmp_path: Path) -> None:
-    made = launch(tmp_path, "Qwen/Qwen3-0.6B", args={"enable_prefix_caching": False, "block-size": 16, "x": {"y": 1}})
+    made = launch(
+        tmp_path,
+        "Qwen/Qwen3-0.6B",
+        args={"enable_prefix_caching": False, "block-size": 16, "x": {"y": 1}, "watermark": 0.1},
+    )
     command = vllm_command.command(made, port=7)
     assert command[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     assert (option(command, "--host"), option(command, "--port")) == ("127.0.0.1", "7")
@@ -69,6 +73,7 @@ def test_the_command_has_loopback_the_plugin_and_the_users_own_options(tmp_path:
     assert option(command, "--seed") == "1"
     assert "--no-enable-prefix-caching" in command
     assert (option(command, "--block-size"), option(command, "--x")) == ("16", '{"y": 1}')
+    assert option(command, "--watermark") == "0.1", "of its KV cache"
     environment = vllm_command.environment(made, {"PATH": "/bin", "PYTHONPATH": "/mine"}, "/f")
     assert (environment["PATH"], environment.get("PYTHONPATH")) == ("/bin", None)
     if made.on_cpu:
@@ -186,6 +191,9 @@ def test_what_vllm_says_of_how_it_was_launched_is_told_with_its_version(
             {"args": {"enable_lora": True}},
             "engine.args.enable_lora is not to be given: all weights are trained, and no",
         ),
+        ({"args": {"watermark-config": {"key": 7}}}, "watermark_config is not to be given: what is sampled would not"),
+        ({"args": {"watermark_conf": {"key": 7}}}, "watermark_conf is short for watermark_config, which is not to be"),
+        ({"kind": "sglang", "args": {"enable_watermark": True}}, "enable_watermark is not to be given: what is sampl"),
         ({"args": {"kv_transfer_config": {}}}, "engine.args.kv_transfer_config is not to be given: keys and values of"),
         (
             {"args": {"weight_transfer_config.backend": "nccl"}},

@@ -116,6 +116,7 @@ def test_one_that_has_all_is_met() -> None:
         (answers({"stream_interval": 8}), "has stream_interval 8, .*start it with --stream-interval 1$"),
         (answers({"pp_size": 2}), "has pp_size 2, .* sampling while it is paused; start it with --pp-size 1$"),
         (answers({"enable_pdmux": True}), "has enable_pdmux True, .* is paused; start it without --enable-pdmux$"),
+        (answers({"enable_watermark": True}), "has a watermark in what .*; start it without --enable-watermark$"),
         (answers({"max_req_input_len": 62}), "takes 62 tokens, .* or lower that to 63"),
     ],
 )

@@ -288,6 +288,14 @@ def test_an_answer_that_does_not_say_which_weights_sampled_it_is_none() -> None:
         dialect()._piece({**whole, "weight_versions": None}, request)
 
 
+def test_it_is_asked_for_what_it_samples_without_a_watermark_of_its_own() -> None:
+    http = server({})
+    meet(http)
+    assert [body["sampling_params"]["watermarking"] for path, body in http.asked if path == GENERATE and body] == [
+        False
+    ]
+
+
 OFFER = WeightOffer(Version(0, 7), "shm", "/dev/shm/x", Manifest(Version(0, 7), ()), None)
 
 

@@ -65,6 +65,11 @@ def require_fits(info: Mapping[str, Any], expected: Expected, where: str) -> Non
                 f"{where} has {option} {info[option]}, with which it goes on sampling while it is paused; start it "
                 f"{mend}"
             )
+    if info.get("enable_watermark"):
+        raise ConfigError(
+            f"{where} has a watermark in what it samples, which is not the policy's own then; start it without "
+            "--enable-watermark"
+        )
     if info.get("dtype") != expected.dtype:
         raise ConfigError(
             f"{where} computes in {info.get('dtype')!r}, and engine.dtype is {expected.dtype}; start it with "

@@ -51,12 +51,18 @@ UNSOUND: Mapping[str, NotGiven] = {
     "preferred_sampling_params": _SAMPLED,
     "speculative_accept_threshold_single": _SAMPLED,
     "speculative_accept_threshold_acc": _SAMPLED,
+    "watermark_config": _SAMPLED,
+    "enable_watermark": _SAMPLED,
     "kv_transfer_config": _OLD_CACHE,
     "hicache_storage_backend": _OLD_CACHE,
     "enable_lmcache": _OLD_CACHE,
 }
 """Options of vLLM and SGLang under which tokens, log-probs or versions would not be what they are taken for. Version 0
 is served as the server has loaded it, and no check has looked at it."""
+
+
+_WHOLE = frozenset({"watermark"})
+"""Options that begin as one of ours does, and are another: of vLLM, pages of its KV cache that stay free."""
 
 
 def user_options(launch: ServerLaunch, ours: Mapping[str, SetBy | NotGiven]) -> dict[str, object]:
@@ -70,7 +76,7 @@ def user_options(launch: ServerLaunch, ours: Mapping[str, SetBy | NotGiven]) -> 
         if option in ours:
             raise ConfigError(f"engine.args.{name} {ours[option]}; leave it out")
         for full in ours:
-            if full.startswith(option):  # which the server would take for it
+            if full.startswith(option) and option not in _WHOLE:  # which the server would take for it
                 raise ConfigError(f"engine.args.{name} is short for {full}, which {ours[full]}; leave it out")
     return given
 

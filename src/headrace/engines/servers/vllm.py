@@ -206,6 +206,7 @@ class VllmDialect:
                 "repetition_penalty": 1.0,
                 "presence_penalty": 0.0,
                 "frequency_penalty": 0.0,
+                "watermarking": False,
                 "stop_token_ids": list(sampling.stop_token_ids),
                 "ignore_eos": True,
                 "logprobs": ids_asked_for(sampling.top_k, self._vocab_size) if wants_kept else 0,
