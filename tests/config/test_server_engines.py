@@ -45,6 +45,10 @@ from headrace.config.values.hosts import is_loopback
         ),
         ({"kind": "vllm", "url": ["http://127.0.0.1:1", "http://localhost:1"]}, "url names 'http://localhost:1' twice"),
         ({"kind": "vllm", "url": ["http://[::1]:1", "http://localhost:1/"]}, "url names 'http://localhost:1/' twice"),
+        ({"kind": "vllm", "url": ["http://localhost", "http://localhost:80"]}, "url names 'http://localhost:80' twice"),
+        ({"kind": "vllm", "url": ["https://127.0.0.1:443", "https://[::1]"]}, "url names .* twice"),
+        ({"kind": "vllm", "url": ["http://127.0.0.1:1", "http://[0:0:0:0:0:0:0:1]:1"]}, "url names .* twice"),
+        ({"kind": "vllm", "url": ["http://127.0.0.1:1", "http://127.1.1.1:1"]}, "url names .* twice"),
         ({"kind": "tgi"}, "Input should be 'embedded', 'vllm' or 'sglang'"),
         ({"kind": "sglang", "url": "http://10.0.0.7:8000"}, "is beyond this machine"),
     ],
@@ -55,9 +59,9 @@ def test_what_does_not_go_together_is_refused(given: dict[str, Any], words: str)
 
 
 def test_it_is_apart_and_as_many_as_are_named(tmp_path: Path) -> None:
-    urls = ["http://127.0.0.1:1", "http://localhost:2"]
+    urls = ["http://127.0.0.1:1", "http://localhost:2", "http://localhost", "https://localhost", "http://localhost/a"]
     engine = PolicyEngineConfig.model_validate({"kind": "vllm", "url": urls})
-    assert (engine.apart, engine.count, engine.urls) == (True, 2, tuple(urls))
+    assert (engine.apart, engine.count, engine.urls) == (True, 5, tuple(urls))
     assert PolicyEngineConfig.model_validate({"kind": "vllm", "replicas": 3}).count == 3
     far = PolicyEngineConfig.model_validate({"kind": "vllm", "url": "https://far.example", "token_env": "T"})
     assert far.urls == ("https://far.example",)

@@ -11,6 +11,9 @@ from pydantic import Field, model_validator
 from headrace.config.base import Section
 from headrace.config.values.hosts import is_loopback
 
+_PORTS = {"http": 80, "https": 443}
+"""Where a URL names none."""
+
 Dtype = Literal["float32", "bfloat16"]
 
 
@@ -169,8 +172,8 @@ class PolicyEngineConfig(EngineConfig, EngineSection):
         seen: set[tuple[str | None, int | None, str]] = set()
         for url in (url for section in self.sections for url in section.urls):
             found = urlsplit(url)
-            host = "127.0.0.1" if found.hostname in ("localhost", "::1") else found.hostname
-            place = host, found.port, found.path.rstrip("/")
+            host = "localhost" if is_here(url) else found.hostname
+            place = host, found.port or _PORTS.get(found.scheme), found.path.rstrip("/")
             if place in seen:
                 raise ValueError(f"url names {url!r} twice; each server is asked by one engine")
             seen.add(place)
