@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Literal, Protocol
 
 from headrace.engines.absent import AbsentEngine
@@ -19,15 +19,20 @@ from headrace.engines.protocol import Engine, EngineError, EngineStats, SwapMode
 from headrace.observe.events import Events
 from headrace.runtime.breakable import Breakable, BrokenOff
 from headrace.runtime.patience import StandStill, standing_with
-from headrace.runtime.protocol import Clock
+from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import START, Measure, Often, after_failure
 from headrace.runtime.together import together
 from headrace.runtime.workers import Handle, WorkerLost
-from headrace.weights.plane import WeightReceiver
+from headrace.weights.plane import NotThereYet, WeightError, WeightReceiver
 from headrace.weights.version import INITIAL, Version
 
 Spread = Literal["group", "episode"]
+
+_ARRIVES_S = 300.0
+"""In which a version comes to where a new engine takes it from: a relay of its own, which may have to be made anew."""
+_LOOK_S = 5.0
+"""After which it is tried again in any case: it may have come during a try."""
 
 
 class Hires(Protocol):
@@ -318,13 +323,31 @@ class EnginePool:
         await started(member.engine, receiver, attached=self._attached)
         if before is not None:
             await before()
-            await caught_up(member.engine, receiver)  # nobody had it follow meanwhile
+            await self._have_newest(member, receiver)  # nobody had it follow meanwhile
         member.state = EngineState.SERVING
         kind = {} if self.hires is None else {"kind": self.hires.kind}
         version = {"version": str(member.engine.version)}
         self.events.report("engine_added", {**self.named(member), **kind, **version})
         self._count_outage()
         self.changed.notify()
+
+    async def _have_newest(self, member: Member, receiver: WeightReceiver | None) -> None:
+        """As `caught_up`, once what is newest now has come to where the engine takes it from. Raises EngineError,
+        WeightError."""
+        newest = None if receiver is None else receiver.latest()
+        end = self.clock.now() + _ARRIVES_S
+        while True:
+            missing = WeightError(f"{newest} did not come to where {member.name} takes it from in {_ARRIVES_S:g} s")
+            try:
+                await caught_up(member.engine, receiver)
+                if newest is None or member.engine.version >= newest:
+                    return
+            except NotThereYet as error:
+                missing = error
+            if (left := end - self.clock.now()) <= 0:
+                raise missing
+            with suppress(WaitTimeout):
+                await self.changed.wait(self.clock, min(left, _LOOK_S), "")
 
     async def dismiss(self, member: Member, why: str) -> None:
         """It serves nothing more, and does not come back: one that is being made anew is made no further. What it has
