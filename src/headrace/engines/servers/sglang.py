@@ -69,9 +69,14 @@ class SglangDialect:
         self._loads = 0
         self._mark = secrets.token_hex(4)
         """Ours alone: somebody who was attached before may have counted as we do."""
-        self._is_loading = False
+        self._is_loading = self._is_paused = False
         self._came = 0
         """Tokens."""
+        self._asked: dict[str, bool] = {}
+        """Requests, and whether a token of it came."""
+        self._to_abort: set[str] = set()
+        """Once it goes on: one that comes while it is paused is held before its scheduler, which an abort does not wait
+        for, and a second one is not passed on."""
 
     @property
     def _salt(self) -> str:
@@ -164,6 +169,7 @@ class SglangDialect:
         what = f"request {request.request_id}"
         answer = SglangAnswer(request, self._vocab_size)
         events = self._http.events("/generate", body_of(request, salt=self._salt), what=what)
+        self._asked[request.request_id] = False
         try:
             async for event in events:
                 if (error := event.get("error")) is not None:
@@ -171,17 +177,23 @@ class SglangDialect:
                     raise RequestError(words) if _code(error) == _BAD_REQUEST else ServerGone(words)
                 piece = answer.piece(event)
                 self._came += len(piece.tokens)
+                self._asked[request.request_id] |= len(piece.tokens) > 0
                 yield piece
         except ServerRefused as error:
             if error.status == _BAD_REQUEST:
                 raise RequestError(str(error)) from error
             raise
         finally:
+            self._asked.pop(request.request_id, None)
+            self._to_abort.discard(request.request_id)
             await events.aclose()
 
     async def abort(self, request_ids: Iterable[str]) -> None:
-        """See `Dialect.abort`."""
+        """See `Dialect.abort`. While it is paused, of what no token came of yet only once it goes on."""
         for name in request_ids:
+            if self._is_paused and not self._asked.get(name, True):
+                self._to_abort.add(name)
+                continue
             await self._http.call(
                 "POST", "/abort_request", {"rid": server_id(name)}, what=f"{name} to be ended", seconds=_CALL_S
             )
@@ -190,12 +202,17 @@ class SglangDialect:
         """See `Dialect.pause`. Where it overlaps steps, `keep` is as `recompute`."""
         self._keeps = mode is SwapMode.KEEP and not self._overlaps
         how = {"mode": "in_place" if self._keeps else "retract"}
+        self._is_paused = True
         await self._http.call("POST", "/pause_generation", how, what="the server to pause", seconds=_PAUSE_S)
 
     async def resume(self) -> None:
         """See `Dialect.resume`."""
         body = {"torch_empty_cache": False}
+        self._is_paused = False
         await self._http.call("POST", "/continue_generation", body, what="the server to go on", seconds=_CALL_S)
+        names, self._to_abort = sorted(self._to_abort), set()
+        with suppress(EngineError):  # it goes on; what is not ended is read to its end
+            await self.abort(names)
 
     async def load(self, offer: WeightOffer, name: str) -> None:
         """See `Dialect.load`. What was computed under other weights is not found in the prefix cache: it is emptied,
