@@ -16,6 +16,6 @@ def test_the_range_that_is_told_is_that_of_all_recipes_and_seeds() -> None:
     assert {row["recipe"] for row in found["rows"]} == {*typing.get_args(RecipeName)}
     before, after = ([row[f"accuracy_{when}"] for row in found["rows"]] for when in ("before", "after"))
     words = (ROOT / "docs/recipes.md").read_text().replace("\n", " ")
-    told = f"from {min(before):.2f}–{max(before):.2f} of 256 held-out prompts right to {min(after):.2f}–{max(after):.2f} in"
-    assert f"{told} {found['batches']} batches, over {found['seeds']} seeds on an AMD CPU" in words
+    told = f"{min(before):.2f}–{max(before):.2f} of 256 held-out prompts right to {min(after):.2f}–{max(after):.2f}"
+    assert f"from {told} in {found['batches']} batches, over {found['seeds']} seeds on an AMD CPU" in words
     assert "AMD" in found["machine"]["processor"]

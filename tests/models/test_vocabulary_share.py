@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import HashStore
 
 from headrace.models.entropy import entropy
 from headrace.models.parallel.shared_pass import Ranks
 from headrace.models.parallel.vocabulary import VocabularyShare
+from headrace.weights.gloo import gloo_group
 
 TOKENS, VOCAB, TEMPERATURE = 16, 4099, 0.6
 ROUNDED = 2.0**-18
@@ -32,7 +31,7 @@ def of_ranks(logits: Tensor, weights: Tensor, count: int) -> tuple[list[Tensor],
 
     def of_rank(rank: int, own: Tensor) -> tuple[Tensor, Tensor]:
         own = own.clone().requires_grad_()
-        group = dist.ProcessGroupGloo(store, rank, count, timedelta(seconds=30))
+        group = gloo_group(store, rank, count, "127.0.0.1", 30.0)
         share = VocabularyShare(Ranks(group, rank, count), size)
         found = share.entropy(own, share.mass(own))
         (gradient,) = torch.autograd.grad((found * weights).sum(), own)
