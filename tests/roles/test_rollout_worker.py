@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,27 @@ def test_a_journal_of_a_writer_that_has_ended_is_read_up_to_its_torn_end(tmp_pat
     assert [(each.key, each.issue, each.place) for each in found] == [
         ((0, number, 0), number, places[number]) for number in range(2)
     ]
+
+
+@pytest.mark.parametrize("gone_at", ["sync", "open"])
+def test_a_segment_that_a_commit_removes_while_the_journal_is_read_is_passed_by(tmp_path: Path, gone_at: str) -> None:
+    writer = JournalWriter(tmp_path, 4, segment_bytes=60)  # one record each
+    places = [writer.append((0, number, 0), b"group" * 9) for number in range(3)]
+    writer.close()
+    settled = Journal(tmp_path).path(2, 4)
+
+    class Committing(LocalFiles):
+        def sync(self, path: Path) -> None:
+            if gone_at == "sync":
+                settled.unlink(missing_ok=True)
+            super().sync(path)
+
+        def open(self, path: Path) -> BufferedIOBase:
+            if gone_at == "open":
+                settled.unlink(missing_ok=True)
+            return super().open(path)
+
+    assert [each.place for each in Journal(tmp_path, Committing()).written(4)] == [places[0], places[2]]
 
 
 def test_what_is_known_of_groups_that_left_does_not_grow() -> None:

@@ -88,20 +88,27 @@ class Journal:
             raise write_failed(error, path) from error
 
     def written(self, writer: int) -> list[Receipt]:
-        """Of a writer that has ended: receipts of all whole records, which survive a power cut. Raises DiskFull,
-        StoreError."""
+        """Of a writer that has ended: receipts of all whole records, which survive a power cut. Segments that are
+        removed meanwhile count as removed before. Raises DiskFull, StoreError."""
         numbers = [segment.number for segment in self.segments() if segment.writer == writer]
-        paths = [self.path(number, writer) for number in numbers]
-        for path in (*paths, self._folder):
+        found: list[Receipt] = []
+        for number in numbers:
+            path = self.path(number, writer)
             try:
                 self._files.sync(path)
+                records = list(scan(path, (), self._files))
+            except FileNotFoundError:
+                continue
             except OSError as error:
                 raise write_failed(error, path) from error
-        return [
-            Receipt(record.key, record.issue, JournalOffset(number, record.offset, record.length, writer))
-            for number, path in zip(numbers, paths, strict=True)
-            for record in scan(path, (), self._files)
-        ]
+            for record in records:
+                place = JournalOffset(number, record.offset, record.length, writer)
+                found.append(Receipt(record.key, record.issue, place))
+        try:
+            self._files.sync(self._folder)
+        except OSError as error:
+            raise write_failed(error, self._folder) from error
+        return found
 
     def read(self, place: JournalOffset) -> bytes:
         """The payload of a record. Raises RunDamaged, naming the file and the byte, if it is not what was written."""
