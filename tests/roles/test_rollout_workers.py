@@ -137,17 +137,27 @@ class Ledger:
         self.assigned.append((key, issue, writer))
 
 
-class Journal:
-    def segments(self) -> list[Any]:
-        return []
+class Writers:
+    def __init__(self) -> None:
+        self.begun, self.at_work = 0, set[int]()
 
+    def begin(self) -> int:
+        self.begun += 1
+        self.at_work.add(self.begun)
+        return self.begun
+
+    def end(self, writer: int) -> None:
+        self.at_work.remove(writer)
+
+
+class Journal:
     def written(self, writer: int) -> list[Any]:
         return []
 
 
 class Store:
     def __init__(self) -> None:
-        self.ledger, self.journal = Ledger(), Journal()
+        self.ledger, self.journal, self.writers = Ledger(), Journal(), Writers()
 
 
 def key(position: int) -> GroupKey:
@@ -163,7 +173,7 @@ def played_by(
     async def main(runtime: VirtualRuntime) -> None:
         workers, losses, store = Workers(runtime, **of_workers), Losses(), Store()
         refs = RestoredRefs(runtime.refs, lambda place: b"")
-        seats = RolloutSeats(workers, 2, runtime, store.journal, losses, often)  # type: ignore[arg-type]
+        seats = RolloutSeats(workers, 2, runtime, store.writers, losses, often)  # type: ignore[arg-type]
         await seats.begin()
         made: Any = RolloutWorkers
         runner = made(seats, runtime, store, refs, losses, times=Durations(), blocked_s=BLOCKED_S)
@@ -223,6 +233,7 @@ def test_all_that_was_aboard_is_lost_and_the_worker_comes_back_as_another_writer
         assert [isinstance(each, WorkerLost) for each in ended] == [True, False, True, False]
         assert workers.calls == ["restart 0"]
         assert workers.begun == [(0, 1), (1, 2), (0, 3)]
+        assert store.writers.at_work == {2, 3}
         assert (await group(runner, 0, 1)).issue == 1
         assert store.ledger.assigned[-1] == (key(0), 1, 3)
 
@@ -292,6 +303,7 @@ def test_a_worker_that_leaves_plays_on() -> None:
         await runner._runtime.clock.sleep(0.5)
         await runner._seats.leave()
         assert workers.calls == ["1 leaves with 0 aboard"]
+        assert store.writers.at_work == {1}
         assert [header.key for header in await asyncio.gather(*playing)] == [key(0), key(1)]
 
     played_by(test)

@@ -18,7 +18,7 @@ from headrace.runtime.protocol import Runtime, WaitTimeout
 from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import ROLLOUT_WORKER, LossWindow, Measure, Often, after_failure
 from headrace.runtime.workers import Handle, WorkerError, WorkerLost, Workers
-from headrace.store import Journal
+from headrace.store.writers import Writers
 from headrace.weights.version import Version
 
 _BEGIN_S = 600.0
@@ -64,7 +64,7 @@ class RolloutSeats:
         workers: Workers[Any],
         count: int,
         runtime: Runtime,
-        journal: Journal,
+        writers: Writers,
         losses: Losses,
         often: Often | None = None,
     ) -> None:
@@ -74,9 +74,8 @@ class RolloutSeats:
         self._runtime = runtime
         self._losses = losses
         self._often = often
-        taken = max((segment.writer for segment in journal.segments()), default=0)
-        self._seats = [Seat(rank, taken + 1 + rank, LossWindow(often)) for rank in range(count)]
-        self._next_writer = taken + 1 + count
+        self._writers = writers
+        self._seats = [Seat(rank, writers.begin(), LossWindow(often)) for rank in range(count)]
         self._changed = Signal()
         self._given_up: Exception | None = None
         self._closing = False
@@ -109,12 +108,11 @@ class RolloutSeats:
     async def add(self, spec: object) -> None:
         """One worker more. Raises WorkerError, WorkerLost."""
         rank = await self.workers.add(spec)
-        seat = Seat(rank, self._next_writer, LossWindow(self._often))
-        self._next_writer += 1
+        seat = Seat(rank, self._writers.begin(), LossWindow(self._often))
         try:
             await self._begin(seat)
         except BaseException:
-            await self.workers.leave(rank)
+            await self._leave(seat)
             raise
         self._seats.append(seat)
         self._changed.notify()
@@ -133,7 +131,11 @@ class RolloutSeats:
             self._changed.notify()
             raise
         seat.is_up = False
+        await self._leave(seat)
+
+    async def _leave(self, seat: Seat) -> None:
         await self.workers.leave(seat.rank)
+        self._writers.end(seat.writer)
 
     async def engines_changed(self, handles: Sequence[Handle], dropped: Sequence[int]) -> None:
         """Tell all workers which engines the policy has. Raises WorkerError."""
@@ -269,7 +271,8 @@ class RolloutSeats:
 
     async def _restart(self, seat: Seat) -> None:
         await self.workers.restart(seat.rank)
-        seat.writer, self._next_writer = self._next_writer, self._next_writer + 1
+        self._writers.end(seat.writer)
+        seat.writer = self._writers.begin()
 
     async def _begin(self, seat: Seat) -> None:
         await self.workers.call("begin", seat.writer, rank=seat.rank, what="a rollout worker", seconds=_BEGIN_S)

@@ -21,6 +21,7 @@ from headrace.store.media.files import LOCAL, Digest, Files
 from headrace.store.recovery import removable_segments
 from headrace.store.sealed_files import seal, verify
 from headrace.store.segment import AttemptKey
+from headrace.store.writers import Writers
 
 _OURS = re.compile(r"step_\d+(\.\d+)?|\.tmp_\d+")
 
@@ -85,6 +86,7 @@ class Checkpoints:
         database: Database,
         ledger: Ledger,
         journal: Journal,
+        writers: Writers,
         *,
         keep: int,
         damaged: Collection[AttemptKey],
@@ -100,6 +102,7 @@ class Checkpoints:
         self._database = database
         self._ledger = ledger
         self._journal = journal
+        self._writers = writers
         self._keep = keep
         self._held: set[int] = set()
         self._prepare_lock = threading.Lock()
@@ -231,7 +234,7 @@ class Checkpoints:
             )
         self._remove_unnamed()
         if not self._keep_journal:
-            self._journal.remove(removable_segments(self._database, self._journal))
+            self._journal.remove(removable_segments(self._database, self._journal, self._writers.at_work))
 
     def restore(self) -> Restored:
         """Go back to the newest commit, on a new branch. Only the model's state goes back; the ledger does not,

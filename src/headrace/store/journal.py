@@ -60,7 +60,7 @@ class Journal:
         once the last receipt is given. Raises DiskFull, StoreError.
 
         `known`: for each segment, offsets at which the ledger knows that records begin or end. A record that is
-        damaged is left out. `skip`: segments of which nothing is needed; never the last one of a writer.
+        damaged is left out. `skip`: segments of which nothing is needed; never the last one of a writer that goes on.
         """
         for segment in self.segments():
             if segment in skip:

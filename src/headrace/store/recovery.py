@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from headrace.store.journal import Journal, SegmentId
 from headrace.store.media.database import Database
 from headrace.store.segment import AttemptKey, JournalOffset
+from headrace.store.writers import OWN
 
 # A group may still be trained, or trained again, if it is ready, or was trained after the oldest kept checkpoint.
 NEEDED = "(state = 'ready' OR (state = 'trained' AND batch >= (SELECT min(number) FROM checkpoints)))"
@@ -23,7 +26,7 @@ def recover(database: Database, journal: Journal) -> frozenset[AttemptKey]:
     for place in needed.values():
         known.setdefault(SegmentId(place.writer, place.segment), []).extend((place.offset, place.end[1]))
     # What a journal of which all is kept holds of groups that are long settled is not read again.
-    finished = list(journal.recover(known, skip=removable_segments(database, journal)))
+    finished = list(journal.recover(known, skip=removable_segments(database, journal, {OWN})))
     with database.transaction():
         running = {
             (epoch, position, attempt): (issue, writer, since)
@@ -55,9 +58,9 @@ def _take(database: Database, key: AttemptKey, place: JournalOffset) -> None:
     )
 
 
-def removable_segments(database: Database, journal: Journal) -> list[SegmentId]:
+def removable_segments(database: Database, journal: Journal, at_work: Collection[int]) -> list[SegmentId]:
     """Segments without a group that may be trained again, nor one that is written but not ready yet; never the last one
-    of a writer."""
+    of a writer that is `at_work`."""
     kept = {
         SegmentId(writer, segment)
         for writer, segment in database.rows(f"SELECT DISTINCT writer, segment FROM attempts WHERE {NEEDED}")
@@ -66,10 +69,11 @@ def removable_segments(database: Database, journal: Journal) -> list[SegmentId]:
         database.rows("SELECT writer, min(since_segment) FROM attempts WHERE state = 'running' GROUP BY writer")
     )
     segments = journal.segments()
-    last = {segment.writer: segment.number for segment in segments}  # they are in order
+    written = {segment.writer: segment.number for segment in segments if segment.writer in at_work}
+    """By writer, the last one: they are in order."""
     return [
         segment
         for segment in segments
-        if segment.number < min(last[segment.writer], since.get(segment.writer, last[segment.writer]))
-        and segment not in kept
+        if segment not in kept
+        and all(segment.number < first[segment.writer] for first in (written, since) if segment.writer in first)
     ]

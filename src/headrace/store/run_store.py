@@ -22,6 +22,7 @@ from headrace.store.partials import PARTIALS_NAME, Partials
 from headrace.store.records import Events, Metrics, write_status
 from headrace.store.recovery import recover
 from headrace.store.segment import AttemptKey
+from headrace.store.writers import Writers
 
 DATABASE_NAME = "run.db"
 ROLLOUTS_NAME = "rollouts.db"
@@ -73,12 +74,14 @@ class RunStore:
         self.journal = journal
         self.writer = writer
         """Of the groups that this process finishes."""
+        self.writers = Writers(database, journal)
         self.ledger = Ledger(database, journal)
         self.checkpoints = Checkpoints(
             path / "checkpoints",
             database,
             self.ledger,
             journal,
+            self.writers,
             keep=keep_checkpoints,
             damaged=damaged,
             keep_journal=keep_journal,

@@ -117,7 +117,7 @@ async def begun(
     losses, refs = Losses(), RestoredRefs(runtime.refs, store.journal.read)
     try:
         group = await runtime.start(kind, specs, where)
-        seats = RolloutSeats(group, len(specs), runtime, store.journal, losses, often)
+        seats = RolloutSeats(group, len(specs), runtime, store.writers, losses, often)
         if relay is not None:
             seats.began = relay.began
         await seats.begin()
