@@ -62,6 +62,35 @@ def test_a_run_that_goes(tmp_path: Path) -> None:
     store.close()
 
 
+def steps_of_a_look(store: RunStore, watcher: RunWatcher, reader: RunReader, number: int) -> int:
+    """Steps of SQLite's machine, where one batch is new since the last look."""
+    watcher.read()
+    record(store, number)
+    steps = [0]
+
+    def step() -> None:
+        steps[0] += 1
+
+    connection = reader._database._connection
+    connection.set_progress_handler(step, 1)
+    watcher.read()
+    connection.set_progress_handler(None, 1)
+    return steps[0]
+
+
+def test_what_a_look_reads_does_not_grow_with_the_run(tmp_path: Path) -> None:
+    store = create(tmp_path / "run")
+    with RunReader(tmp_path / "run") as reader:
+        watcher = RunWatcher(reader)
+        record(store, 1)
+        early = steps_of_a_look(store, watcher, reader, 2)
+        with store.transaction():
+            for number in range(3, 203):
+                record(store, number)
+        assert steps_of_a_look(store, watcher, reader, 203) < 1.1 * early
+    store.close()
+
+
 def test_accuracy_is_preferred_to_the_mean_reward(tmp_path: Path) -> None:
     store = create(tmp_path / "run")
     result = {"accuracy": 0.5, "reward_mean": 0.1, "response_tokens_mean": 4.0, "prompts": 8}

@@ -59,6 +59,20 @@ def test_metrics_of_versions_taken_back_are_hidden(tmp_path: Path) -> None:
     database.close()
 
 
+def test_the_newest_of_each_branch_that_are_newer_than_one(tmp_path: Path) -> None:
+    store = create(tmp_path / "run")
+    store.metrics.write(0, 1, 0.0, {})
+    checkpoint(store, 1)
+    store.checkpoints.restore()
+    for branch, number in ((0, 2), (1, 2), (1, 3)):
+        store.metrics.write(branch, number, 0.0, {})
+    store.metrics.write(1, 3, 0.0, {}, kind="totals")
+    assert [(row.id, row.branch) for row in store.metrics.newest_of_branches("batch")] == [(2, 0), (4, 1)]
+    assert [(row.id, row.branch) for row in store.metrics.newest_of_branches("batch", 2)] == [(4, 1)]
+    assert store.metrics.newest_of_branches("batch", 4) == []
+    store.close()
+
+
 def test_events(tmp_path: Path) -> None:
     store = create(tmp_path / "run")
     store.events.write(5.0, "engine_died", {"engine": "embedded-0"})

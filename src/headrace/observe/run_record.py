@@ -16,6 +16,7 @@ from headrace.observe.failure import error_of
 from headrace.observe.record import BatchRecord, Totals
 from headrace.observe.untrusted import visible_in, visible_line
 from headrace.store import Best, Counts, EventRow, MetricRow, RunReader
+from headrace.store.records import MetricsReader
 
 T = TypeVar("T")
 
@@ -149,6 +150,23 @@ def _config_of(text: str) -> TrainConfig:
     return TrainConfig.model_validate(values_of(text))
 
 
+class _Newest:
+    """The last record of a kind on every branch."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._upto = 0
+        """The newest record that was read."""
+        self._rows: dict[int, MetricRow] = {}
+
+    def read(self, metrics: MetricsReader) -> Mapping[int, Mapping[str, Any]]:
+        """By branch, in rising order."""
+        fresh = metrics.newest_of_branches(self._kind, self._upto)
+        self._upto = _last_id(fresh, self._upto)
+        self._rows |= {row.branch: row for row in fresh}
+        return {branch: self._rows[branch].record for branch in sorted(self._rows)}
+
+
 class RunWatcher:
     """Reads a run's record again and again, each time only what is new. Words of others in it are as `visible` shows
     them, for every view.
@@ -163,21 +181,28 @@ class RunWatcher:
         self._config = _config_of(reader.config_yaml)
         self._config_sha256 = reader.config_sha256
         self._branch = -1
-        self._batches: list[MetricRow] = []
-        self._records: list[BatchRecord] = []
-        self._evaluations: list[MetricRow] = []
+        self._begin()
         self._events: list[EventRow] = []
+        self._last_batches, self._last_totals = _Newest("batch"), _Newest("totals")
+
+    def _begin(self) -> None:
+        self._batches: list[BatchRecord] = []
+        self._evaluations: list[Evaluation] = []
+        self._batches_upto = self._evaluations_upto = 0
+        """The newest records that were read."""
 
     def read(self) -> RunRecord:
         branch, number = self._reader.version() or (0, 0)
         if branch != self._branch:
             # A restore takes versions back: what was read of them no longer counts.
             self._branch = branch
-            self._batches, self._records, self._evaluations = [], [], []
-        fresh = self._reader.metrics.read("batch", _last_id(self._batches))
-        self._batches += fresh
-        self._records += [BatchRecord.from_json(visible_in(row.record)) for row in fresh]
-        self._evaluations += self._reader.metrics.read("eval", _last_id(self._evaluations))
+            self._begin()
+        batches = self._reader.metrics.read("batch", self._batches_upto)
+        self._batches += [BatchRecord.from_json(visible_in(row.record)) for row in batches]
+        self._batches_upto = _last_id(batches, self._batches_upto)
+        evaluations = self._reader.metrics.read("eval", self._evaluations_upto)
+        self._evaluations += [Evaluation.of(replace(row, record=visible_in(row.record))) for row in evaluations]
+        self._evaluations_upto = _last_id(evaluations, self._evaluations_upto)
         fresh_events = self._reader.events.read(self._events[-1].id if self._events else 0)
         self._events += [replace(event, data=visible_in(event.data)) for event in fresh_events]
         status = self._reader.status()
@@ -192,8 +217,8 @@ class RunWatcher:
             ahead=self._said("ahead", self._config.async_.ahead),
             device=self._said("device", self._config.model.device),
             counts=_shown(self._reader.counts()),
-            batches=tuple(self._records),
-            evaluations=tuple(Evaluation.of(replace(row, record=visible_in(row.record))) for row in self._evaluations),
+            batches=tuple(self._batches),
+            evaluations=tuple(self._evaluations),
             processes=self._processes(),
             events=tuple(self._events),
             journal_bytes=self._reader.journal_bytes(),
@@ -206,14 +231,13 @@ class RunWatcher:
         return said[-1] if said else configured
 
     def _processes(self) -> dict[int, Totals]:
-        latest = {
-            row.branch: Totals(**visible_in(row.record["totals"]))
-            for row in self._reader.metrics.newest_of_branches("batch")
-        }
-        for row in self._reader.metrics.newest_of_branches("totals"):
-            left = Totals(**visible_in(row.record))
-            if row.branch not in latest or left.elapsed_s >= latest[row.branch].elapsed_s:
-                latest[row.branch] = left
+        metrics = self._reader.metrics
+        batches = self._last_batches.read(metrics)
+        latest = {branch: Totals(**visible_in(record["totals"])) for branch, record in batches.items()}
+        for branch, record in self._last_totals.read(metrics).items():
+            left = Totals(**visible_in(record))
+            if branch not in latest or left.elapsed_s >= latest[branch].elapsed_s:
+                latest[branch] = left
         if self._live is not None:
             branch, now = self._live()
             latest[branch] = Totals(**visible_in(asdict(now)))
@@ -224,5 +248,5 @@ def _shown(counts: Counts) -> Counts:
     return replace(counts, dropped=visible_in(counts.dropped))
 
 
-def _last_id(rows: list[MetricRow]) -> int:
-    return max((row.id for row in rows), default=0)
+def _last_id(rows: Iterable[MetricRow], before: int) -> int:
+    return max((row.id for row in rows), default=before)

@@ -9,7 +9,6 @@ times, not in what was trained.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -110,9 +109,10 @@ def write_summary(path: Path, summary: dict[str, Any], files: Files = LOCAL) -> 
 
 def staleness_histogram(batches: Sequence[BatchRecord]) -> dict[int, int]:
     """Trained tokens by staleness, in rising order."""
-    histogram: Counter[int] = Counter()
-    for batch in batches:
-        histogram.update(batch.staleness)
+    histogram: dict[int, int] = {}
+    for batch in batches:  # `Counter.update` takes several times as long, and a view asks each second
+        for value, tokens in batch.staleness.items():
+            histogram[value] = histogram.get(value, 0) + tokens
     return dict(sorted(histogram.items()))
 
 

@@ -70,12 +70,13 @@ class MetricsReader:
         )
         return None if number is None else int(number)
 
-    def newest_of_branches(self, kind: str) -> list[MetricRow]:
-        """The last record of a kind on every branch, also on those that a restore left."""
+    def newest_of_branches(self, kind: str, after_id: int = 0) -> list[MetricRow]:
+        """The last record of a kind on every branch, also on those that a restore left; only those newer than the
+        record `after_id`."""
         rows = self._database.rows(
             "SELECT id, branch, number, at, record FROM metrics "
-            "WHERE id IN (SELECT max(id) FROM metrics WHERE kind = ? GROUP BY branch) ORDER BY branch",
-            (kind,),
+            "WHERE id IN (SELECT max(id) FROM metrics WHERE kind = ? AND id > ? GROUP BY branch) ORDER BY branch",
+            (kind, after_id),
         )
         return [MetricRow(id, branch, number, at, json.loads(text)) for id, branch, number, at, text in rows]
 
