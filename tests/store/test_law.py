@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from store_helpers import checkpoint, create, finish, journal, payload, reopen
 
-from headrace.store import IllegalTransition
+from headrace.store import IllegalTransition, RunReader
 
 SEGMENT_BYTES = 400
 # In memory where the system has it: the machine fsyncs thousands of times, and cuts no power.
@@ -27,6 +27,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.root = tempfile.TemporaryDirectory(dir=MEMORY)
         self.path = Path(self.root.name) / "run"
         self.store = create(self.path, segment_bytes=SEGMENT_BYTES)
+        self.reader = RunReader(self.path)
         self.state: dict[tuple[int, int, int], str] = {}
         self.batch_of: dict[tuple[int, int, int], int] = {}
         self.position = 0
@@ -35,6 +36,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.committed = [0]
 
     def teardown(self) -> None:
+        self.reader.close()
         self.store.close()
         self.root.cleanup()
 
@@ -130,6 +132,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert counts.ready == len(self._in("ready"))
         assert counts.trained == len(self._in("trained"))
         assert sum(counts.dropped.values()) == len(self._in("dropped"))
+        assert self.reader.counts() == counts, "also of who has looked since the beginning"
 
     @invariant()
     def no_prompt_is_trained_twice(self) -> None:

@@ -110,6 +110,39 @@ def test_a_reader_sees_a_run_while_it_is_written(tmp_path: Path) -> None:
     store.close()
 
 
+def test_what_is_settled_is_counted_once(tmp_path: Path) -> None:
+    store = create(tmp_path / "run", keep=1)
+    with RunReader(tmp_path / "run") as reader:
+        connection, steps = reader._database._connection, [0]
+
+        def step() -> None:
+            steps[0] += 1
+
+        def settle(batch: int, positions: range) -> int:
+            """Steps of SQLite's machine for a count once these are trained, and one is dropped, runs and is ready."""
+            keys = [issue(store, position) for position in positions]
+            for key in keys[1:]:
+                finish(store, key)
+            store.ledger.train(keys[3:], batch=batch)
+            store.ledger.drop(keys[2], "overdue")
+            checkpoint(store, batch + 1)
+            reader.counts()
+            steps[0] = 0
+            connection.set_progress_handler(step, 1)
+            reader.counts()
+            connection.set_progress_handler(None, 1)
+            store.ledger.drop(keys[0], "overdue")
+            store.ledger.drop(keys[1], "surplus")
+            return steps[0]
+
+        few = settle(0, range(5))
+        assert settle(1, range(5, 10)) == few
+        settle(2, range(10, 110))
+        assert settle(3, range(110, 115)) < 1.2 * few
+        assert reader.counts() == Counts(115, 0, 0, 2 + 2 + 97 + 2, {"overdue": 8, "surplus": 4})
+    store.close()
+
+
 def test_a_reader_in_the_middle_of_reading_does_not_stop_the_writer(tmp_path: Path) -> None:
     store = create(tmp_path / "run")
     issue(store, 0)

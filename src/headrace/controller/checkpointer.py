@@ -195,7 +195,6 @@ class Checkpointer:
                 known = await self._written(taken.folder)
             prepare = partial(checkpoints.prepare, version.number, known=known)
             prepared = await self._runtime.compute(LANE, prepare)
-            self._store.ledger.counts().check()
             checkpoints.commit(prepared, branch=version.branch, number=version.number, state=dict(taken.state))
         except Exception:
             self._failed()

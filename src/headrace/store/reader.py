@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from headrace.store.best import Best, read_best
-from headrace.store.counts import Counts, count
+from headrace.store.counts import Counts, Recount
 from headrace.store.errors import RunDamaged
 from headrace.store.journal import Journal
 from headrace.store.media.database import Database
@@ -52,6 +52,7 @@ class RunReader:
         self._database = Database(path / DATABASE_NAME, read_only=True, files=files)
         self.metrics = MetricsReader(self._database)
         self.events = EventsReader(self._database)
+        self._recount = Recount(self._database)
 
     @property
     def config_yaml(self) -> str:
@@ -73,7 +74,7 @@ class RunReader:
         return float(self._value("created_at"))
 
     def counts(self) -> Counts:
-        return count(self._database)
+        return self._recount.read()
 
     def version(self) -> tuple[int, int] | None:
         """(branch, number) of the newest branch's newest version: where it forked off, if it made none yet. None if the
