@@ -112,21 +112,21 @@ def taken_origin(run: Path, name: str) -> Origin | None:
 
 def take_origin(origin: Origin, run: Path) -> Origin:
     """Have the run keep its origin's files: links to them where the file system allows it, else copies. Whole or not
-    there. Raises RunDamaged if one is not what its manifest says, DiskFull, StoreError."""
+    there. Raises RunDamaged if one is not what its manifest says, RunMissing if one is gone, DiskFull, StoreError."""
     beside, final = run / f"{ORIGIN_NAME}.new", run / ORIGIN_NAME
-    files = (_manifest(origin.path) or {"files": {}})["files"]
     try:
         remove(beside)
-        for source in sorted(origin.path.rglob("*")):
-            place = source.relative_to(origin.path)
-            if source.is_dir() or place.parts[0] == _LEFT_OUT:
-                continue
-            target = beside / place
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _link_or_copy(source, target)
-            expected = files.get(place.as_posix())
-            if expected is not None and sha256_of(target) != expected["sha256"]:
+        # All of them before any is read, which takes long: a run that goes on lets go of its older checkpoints.
+        _take_files(origin, beside)
+        expected = _expected(origin, beside)
+        taken = [place for place in expected if (beside / place).is_file()]
+        for place in taken:
+            if sha256_of(beside / place) != expected[place]["sha256"]:
+                source = origin.path / place
                 raise RunDamaged(f"{source} is damaged: its sha256 is not that of its manifest; begin from another")
+        # A checkpoint may have been stripped of files by hand, and one that its run removes ends without any.
+        if len(taken) < len(expected) and not (origin.path / MANIFEST_NAME).is_file():
+            raise _gone(origin)
         os.rename(beside, final)
         sync_path(run)
     except OSError as error:
@@ -136,6 +136,35 @@ def take_origin(origin: Origin, run: Path) -> Origin:
         remove(beside)
         raise
     return Origin(origin.name, final)
+
+
+def _take_files(origin: Origin, folder: Path) -> None:
+    try:
+        for source in sorted(origin.path.rglob("*")):
+            place = source.relative_to(origin.path)
+            if source.is_dir() or place.parts[0] == _LEFT_OUT:
+                continue
+            target = folder / place
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _link_or_copy(source, target)
+    except FileNotFoundError as error:
+        raise _gone(origin) from error
+
+
+def _expected(origin: Origin, taken: Path) -> dict[str, dict[str, Any]]:
+    """What the manifest says of files to take, by their path in the folder; of a folder that has none, nothing."""
+    manifest = _manifest(taken)
+    if manifest is None and (split_version(origin.name)[1] is not None or not taken.is_dir()):
+        raise _gone(origin)
+    files: dict[str, dict[str, Any]] = {} if manifest is None else manifest["files"]
+    return {place: said for place, said in files.items() if Path(place).parts[0] != _LEFT_OUT}
+
+
+def _gone(origin: Origin) -> RunMissing:
+    return RunMissing(
+        f"--from {origin.name}: {origin.path} went while it was taken, as a run that goes on removes its older "
+        "checkpoints; begin from a newer one, with --fresh"
+    )
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
