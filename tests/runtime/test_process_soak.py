@@ -124,7 +124,7 @@ class Soak:
         """Every other time they have been whole for a while, however long it takes to make one anew."""
         for number in itertools.count():
             whole_by = time.monotonic() + 10.0
-            while number % 2 and self.workers.lost and time.monotonic() < whole_by:
+            while number % 2 and self.workers.lost and time.monotonic() < whole_by:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             await asyncio.sleep(self.random.random() * 0.8)
             if not self.goes_on():
