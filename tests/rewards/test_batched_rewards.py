@@ -53,24 +53,30 @@ def test_samples_that_ask_together_are_given_as_lists(tmp_path: Path, trusted: b
 
 def test_while_all_processes_are_busy_samples_gather(tmp_path: Path) -> None:
     body = """
-        import time
+        import os, time
         def f(responses, rows):
-            time.sleep(0.1)
+            open("{folder}/begun", "w").close()
+            end = time.monotonic() + 20
+            while os.path.exists("{folder}/hold") and time.monotonic() < end:
+                time.sleep(0.01)
             return [len(responses)] * len(responses)
     """
-    (tmp_path / "mine.py").write_text(textwrap.dedent(body))
-    made = RewardConfig(function=f"{tmp_path}/mine.py:f", style="batched", workers=1, trusted=True)
+    (tmp_path / "mine.py").write_text(textwrap.dedent(body.replace("{folder}", str(tmp_path))))
+    (tmp_path / "hold").touch()
+    made = RewardConfig(function=f"{tmp_path}/mine.py:f", style="batched", workers=1, trusted=True, timeout_s=40)
 
     async def run() -> list[float | None]:
         pool = RewardPool(made, clock=SystemClock())
         await pool.start()
         try:
             first = asyncio.create_task(pool.score("r", {}, "p"))
-            await asyncio.sleep(0.02)
+            while not (tmp_path / "begun").exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
             later = []
             for _ in range(4):  # one after another, while the first is being scored
                 later.append(asyncio.create_task(pool.score("r", {}, "p")))
                 await asyncio.sleep(0)
+            (tmp_path / "hold").unlink()
             return [(await task).value for task in (first, *later)]
         finally:
             await pool.close()

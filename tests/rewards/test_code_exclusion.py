@@ -177,6 +177,7 @@ def test_what_a_program_does_to_itself_is_a_wrong_answer(own_tool: str, kind: li
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_patience_of_a_quiet_machine_suffices_to_tell_whose_fault_it_is(own_tool: str) -> None:
     """None is left out as if the host had been too slow."""
     outcomes = score(*(HOSTILE[how] for how in NEVER_ENDS), tests=SIX, tool=own_tool, timeout_s=1.0)
