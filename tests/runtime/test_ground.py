@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -77,18 +77,21 @@ def test_the_reason_is_found_in_a_log_that_ends_with_advice() -> None:
 
 
 @pytest.mark.usefixtures("ray_imported")
-def test_a_cluster_is_lost_once_nobody_has_answered_for_long() -> None:
+def test_a_cluster_is_lost_once_nobody_has_answered_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.runtime.ray import joining
     from headrace.runtime.ray.joining import Reached
 
+    now = [0.0]
+    monkeypatch.setattr(joining, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with socket.create_server(("127.0.0.1", 0)) as head:
         reached = Reached(f"127.0.0.1:{head.getsockname()[1]}", look_s=0.05, lost_s=0.2)
-        time.sleep(0.06)
+        now[0] += 0.06
         assert reached.lost() is None
         assert reached.answers
-    time.sleep(0.06)
+    now[0] += 0.06
     assert reached.lost() is None  # it may come back
     assert not reached.answers
-    time.sleep(0.2)
+    now[0] += 0.2
     assert "nobody has answered at its head's address 127.0.0.1:" in str(reached.lost())
 
 

@@ -289,7 +289,7 @@ def test_what_nobody_takes_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(nccl_wire, "_nccl_group", by_gloo)
-    pair = Pair(tmp_path, devices, still_s=0.3)
+    pair = Pair(tmp_path, devices, still_s=1.0)
     pair.publish(1)
     assert pair.meet() == (None, None)
     with pytest.raises(PeerError, match="waited for bytes to relay 1: "):
