@@ -171,7 +171,7 @@ async def wrong_weights_are_refused(subject: Subject) -> None:
 
 async def an_aborted_request_ends(subject: Subject) -> None:
     """With what was sampled; one whose reader leaves, too. Then nothing of them is left running."""
-    aborted, left = subject.request(400, seed=1), subject.request(400, seed=2)
+    aborted, left = (subject.request(subject.max_context - 32, seed=seed) for seed in (1, 2))
     running = asyncio.ensure_future(subject.whole(aborted))
     async with aclosing(subject.engine.generate(left)) as chunks:
         async for chunk in chunks:
