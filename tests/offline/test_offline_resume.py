@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import shutil
 import signal
 import subprocess
@@ -32,6 +31,26 @@ from headrace.training.trainer import HFTrainer
 PAIR = {"chosen": "AB", "rejected": "b"}
 ROWS = {"sft": {"response": "AB"}, "rm": PAIR, "dpo": PAIR}
 STEPS = 12
+KILLED = {
+    name: f"""
+import os, signal, sys, time
+from pathlib import Path
+from headrace.config import {config}, load_config
+from headrace.observe.offline.listeners import OfflineListeners
+from headrace.offline.{module} import run_{name}
+
+run_{name}(
+    load_config({config}, Path(sys.argv[1])), Path(sys.argv[2]), report=lambda *_: None, now=time.monotonic,
+    listeners=OfflineListeners(checkpoint=lambda *_: os.kill(os.getpid(), signal.SIGKILL)),
+)
+"""
+    for name, config, module in (
+        ("sft", "SFTConfig", "sft"),
+        ("rm", "RMConfig", "pairs"),
+        ("dpo", "DPOConfig", "pairs"),
+    )
+}
+"""Ends by SIGKILL once its first checkpoint is there."""
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +117,8 @@ def test_a_run_that_was_killed_goes_on_to_the_same_model(tmp_path: Path, model: 
     assert code == 0, out
 
     folder = tmp_path / "killed"
-    process = start(name, config, "trainer.steps=12", "--dir", folder)
-    end = time.monotonic() + 60
-    while not (folder / "checkpoint" / "progress.json").exists():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < end
-        time.sleep(0.001)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    killed = subprocess.run([sys.executable, "-c", KILLED[name], str(config), str(folder)], check=False, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
     code, out = run(name, config, "--dir", folder)
     assert code == 2
     assert "holds a run that is not finished: continue it with --resume, erase it with --fresh" in out
