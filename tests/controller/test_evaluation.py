@@ -161,22 +161,26 @@ def test_while_an_evaluation_holds_the_engine_versions_go_by_and_are_counted(tmp
 @pytest.mark.slow
 @pytest.mark.copied
 def test_an_evaluation_that_a_kill_cut_off_is_made_again(tmp_path: Path) -> None:
-    """`held` hangs in the evaluation of version 1 or later while there is a file; `eval`, which is done, is not."""
+    """`held` hangs in the evaluation of the first version after 0, whose prompts are four; `eval`, which is done, is
+    not made again."""
     job = make_job(tmp_path / "job", checkpoint__every=1)
     folder, run = tmp_path / "job", tmp_path / "run"
     (folder / "held.py").write_text(
         "import os, time\n"
+        f"ASKED = {str(folder / 'asked')!r}\n"
         "def score(response, row):\n"
-        f"    while os.path.exists({str(folder / 'hold')!r}):\n        time.sleep(0.05)\n"
+        "    with open(ASKED, 'a') as file:\n        file.write('.')\n"
+        f"    while os.path.getsize(ASKED) > 4 and os.path.exists({str(folder / 'hold')!r}):\n"
+        "        time.sleep(0.05)\n"
         "    return 0.5\n"
     )
     reward = {"function": f"{folder}/held.py:score", "workers": 1, "trusted": True, "timeout_s": 50}
     sets = json.dumps({"held": {"data": str(folder / "eval.jsonl"), "every": 1, "reward": reward}})
     arguments = ["train", str(job), f"evaluation.sets={sets}", "--dir", str(run), "--plain"]
+    (folder / "hold").touch()
     process = start(*arguments)
     try:
         wait_for(lambda: (run / "run.db").exists() and "held" in evaluations(run))
-        (folder / "hold").touch()
         wait_for(lambda: any((run / "checkpoints").glob("step_[2-9]")))
     finally:
         process.kill()
