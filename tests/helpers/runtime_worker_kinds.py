@@ -130,6 +130,14 @@ class Probe:
         self._told.append("blocked")
         return "blocked"
 
+    def held(self, path: str) -> str:
+        """Until there is a file."""
+        end = time.monotonic() + 30
+        while not os.path.exists(path) and time.monotonic() < end:
+            time.sleep(0.01)
+        self._told.append("held")
+        return "held"
+
     def hang(self, unit: Unit, seconds: float) -> str:
         """As work that gets on once, and then no more."""
         mark(unit)
