@@ -33,7 +33,7 @@ libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_i
 def said(code):
     if code < 0: raise OSError(ctypes.get_errno(), "refused")
     return code
-def children(count, work):
+def children(count, work, stays_s=5):
     '''Each works, says so and stays.'''
     reading, writing = os.pipe()
     for i in range(count):
@@ -41,7 +41,7 @@ def children(count, work):
             work(); os.write(writing, b"x"); time.sleep(60); os._exit(0)
     ready = 0
     while ready < count: ready += len(os.read(reading, 99))
-    time.sleep(0.3)
+    time.sleep(stays_s)
 def touch(data):
     for place in range(0, len(data), 4096): data[place] = 1
 """
@@ -58,18 +58,18 @@ for _ in range(4):
         os.setsid(); touch(bytearray(120 * M)); os.write(writing, b"x"); time.sleep(60)
 ready = 0
 while ready < 4: ready += len(os.read(reading, 9))
-time.sleep(0.3)
+time.sleep(5)
 """,
     "a chain of processes": """
 data = bytearray(100 * M)
 def chain():
-    end = time.monotonic() + 1.0
+    end = time.monotonic() + 5
     while time.monotonic() < end:
         touch(data)
         if os.fork(): os._exit(0)
 for _ in range(4):
     if os.fork() == 0: chain(); time.sleep(60)
-time.sleep(1.5)
+time.sleep(5)
 """,
     "memfd": """
 for _ in range(200):
@@ -152,8 +152,8 @@ children(2, spread)
 NEED_WALLS = {"files", "files that have no name", "files of shared memory", "mappings of zeros", "sockets"}
 """Without walls files are on the host, and so is the list of sockets: docs/workflows.md says so."""
 SMALL = [
-    "children(4, lambda: touch(bytearray(20 * M)))",
-    "data = bytearray(150 * M); touch(data)\nchildren(4, lambda: None)",
+    "children(4, lambda: touch(bytearray(20 * M)), 0.3)",
+    "data = bytearray(150 * M); touch(data)\nchildren(4, lambda: None, 0.3)",
     "data = bytearray(150 * M); touch(data)\nimport subprocess\nfor _ in range(20): subprocess.run(['/bin/true'])",
     "import threading\nt = threading.Thread(target=lambda: touch(bytearray(50 * M))); t.start(); t.join()",
     "open('f', 'wb').write(bytes(2 * M))\nwith open('f', 'r+b') as f: touch(mmap.mmap(f.fileno(), 0))",
