@@ -74,6 +74,7 @@ def test_a_trusted_reward_is_called_in_the_caller_s_process(tmp_path: Path) -> N
     assert set(seen) == {os.getpid()}
 
 
+@pytest.mark.slow
 def test_a_trusted_reward_that_hangs_or_raises_costs_its_sample(tmp_path: Path) -> None:
     calls: list[int] = []
     held = threading.Event()
@@ -87,7 +88,7 @@ def test_a_trusted_reward_that_hangs_or_raises_costs_its_sample(tmp_path: Path) 
         return 0.5
 
     try:
-        run = train(tmp_path, reward=score, reward__trusted=True, reward__timeout_s=0.5, rollout__min_samples=1)
+        run = train(tmp_path, reward=score, reward__trusted=True, reward__timeout_s=3, rollout__min_samples=1)
     finally:
         held.set()
     assert run.status == "finished"
