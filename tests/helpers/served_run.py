@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from controller_jobs import make_job, make_model
+from ray_run import gone
 
 from headrace.store import RunReader
 
@@ -98,7 +99,11 @@ def guardian_of(process: Run, server: str) -> psutil.Process:
 
 
 def server_of(process: Run, module: str) -> psutil.Process:
-    return next(each for each in below(process) if each.cmdline()[1:3] == ["-m", module])
+    for each in below(process):
+        with suppress(psutil.NoSuchProcess):
+            if each.cmdline()[1:3] == ["-m", module]:
+                return each
+    pytest.fail(f"there is no server {module} below the run")
 
 
 def worker_of(process: Run) -> psutil.Process:
@@ -129,4 +134,4 @@ def require_no_loss(process: Run, run: Path, victim: Callable[[Run], psutil.Proc
     while (left := {*SHARED.glob("psm_*"), *SHARED.glob("sglang_*")} - shared) and time.monotonic() < end:
         time.sleep(0.5)
     assert not left, "memory that its processes shared"
-    assert not [each for each in before if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    assert not gone(before, 10.0)

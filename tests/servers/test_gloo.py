@@ -17,6 +17,7 @@ import pytest
 import sglang_server
 import vllm_server
 from attached import require_attached
+from ray_run import gone
 from served_run import BATCHES, begun, below, ended_well, of_name, until_batch
 from vllm_server import core_of, serving
 
@@ -165,4 +166,4 @@ def test_a_run_loses_nothing_where_what_sends_weights_is_killed(tmp_path: Path, 
     assert len(ended_well(process, run, out)) == BATCHES
     with RunReader(run) as reader:
         assert "engine_died" not in [event.kind for event in reader.events.read()]
-    assert not [each for each in before if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    assert not gone(before, 10.0)
