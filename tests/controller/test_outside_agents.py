@@ -261,7 +261,7 @@ def test_a_run_that_is_killed_goes_on_with_the_same_agents(either: Outside) -> N
 @pytest.mark.slow
 def test_a_run_that_waits_for_a_slow_agent_is_not_taken_for_stalled(either: Outside) -> None:
     """Three episodes take it longer than `stall_timeout_s`: a batch of two groups more than twice as long."""
-    job = either.job(reward__timeout_s=3, runtime__stall_timeout_s=4, rollout__episode_timeout_s=3, trainer__batches=1)
+    job = either.job(reward__timeout_s=8, runtime__stall_timeout_s=8, rollout__episode_timeout_s=8, trainer__batches=1)
     either.agent("slow")
     code, out = run(*either.arguments(job))
     assert code == 0, out
@@ -286,15 +286,17 @@ def test_who_finds_no_task_is_told_when_the_next_version_comes(either: Outside) 
     driver, told = Driver(either, process), []
     try:
         for batch in range(3):
-            tasks = [driver.take() for _ in range(6)]
             began = time.monotonic()
+            tasks = [driver.take() for _ in range(6)]
+            taken = time.monotonic()
             for after in (0.0, 2.0):
-                time.sleep(max(began + after - time.monotonic(), 0.0))
+                time.sleep(max(taken + after - time.monotonic(), 0.0))
+                asked = time.monotonic() - began
                 status, error, headers = driver.post(driver.tasks(), {"wait_s": 0})
                 assert (status, error["error"]["code"]) == (429, "no_task")
                 assert "the run's gate waits for the next version of the weights" in error["error"]["message"]
-                told.append((batch, time.monotonic() - began, int(headers["Retry-After"])))
-            time.sleep(max(began + 4.0 - time.monotonic(), 0.0))
+                told.append((batch, asked, time.monotonic() - began, int(headers["Retry-After"])))
+            time.sleep(max(taken + 4.0 - time.monotonic(), 0.0))
             for task in tasks:
                 driver.play(task)
         assert driver.take() is None
@@ -302,12 +304,13 @@ def test_who_finds_no_task_is_told_when_the_next_version_comes(either: Outside) 
     finally:
         process.kill()
         out, _ = process.communicate()
-    for after, seconds in [(after, seconds) for batch, after, seconds in told if batch == 2]:
+    for after, seconds in [(after, seconds) for batch, _, after, seconds in told if batch == 2]:
         # What two versions took: four seconds, and what is between them; the first one was begun by the run's start.
-        assert 1 <= seconds <= 10, out
+        assert 1 <= seconds <= 20, out
         assert seconds + after >= 4
-    (_, _, first), (_, _, second) = told[-2:]
-    assert first - second in (1, 2, 3), "two seconds later"
+    (_, *at, first), (_, *at_second, second) = told[-2:]
+    least, most = at_second[0] - at[1], at_second[1] - at[0]
+    assert least - 1 <= first - second <= most + 1, "two seconds later, told in whole ones"
 
 
 @pytest.mark.slow

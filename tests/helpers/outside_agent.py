@@ -2,7 +2,7 @@
 
 It takes tasks until the run is over, and comes back to one that was resumed. HOW: `well`, `dies` once it has asked in
 its first episode, `silent`: it never reports its first episode, `unscored`: it tells no rewards, `slow`: each episode
-takes it 1.5 seconds. NOTES: a file that takes a line for each task.
+takes it 3 seconds. NOTES: a file that takes a line for each task.
 """
 
 import http.client
@@ -39,7 +39,7 @@ def play(tasks: str, task: dict[str, Any]) -> None:
         body = {"model": task["model"], "messages": messages, "max_tokens": 6}
         message = post(f"{task['base_url']}/chat/completions", body, task["api_key"])["choices"][0]["message"]
         messages += [message, {"role": "user", "content": word}]
-        time.sleep(0.75 * (how == "slow"))
+        time.sleep(1.5 * (how == "slow"))
         if taken == 1 and how == "dies":
             note(task=task["group"], died=True)
             os._exit(3)
