@@ -268,8 +268,12 @@ def test_a_disk_that_fills_ends_the_run_with_one_clear_error(tmp_path: Path) -> 
 
 
 ALL_FAIL = {
-    "raises": ("raise ValueError('no such answer')", "reward_raised: ValueError: no such answer (reward.py, line 2)"),
-    "hangs": ("__import__('time').sleep(86400)", "reward_timeout: took longer than 0.3 s"),
+    "raises": (
+        "raise ValueError('no such answer')",
+        20,
+        "reward_raised: ValueError: no such answer (reward.py, line 2)",
+    ),
+    "hangs": ("__import__('time').sleep(86400)", 0.3, "reward_timeout: took longer than 0.3 s"),
 }
 
 
@@ -282,8 +286,8 @@ def test_samples_that_all_fail_end_the_run_after_a_batchs_worth(
 ) -> None:
     """Those of the evaluation before count as well: there are 4, and 6 samples are a batch."""
     changes = {} if held_out else {"data__eval": None}
-    job = make_job(tmp_path / "job", reward__timeout_s=0.3, **changes)
-    body, words = ALL_FAIL[does]
+    body, timeout_s, words = ALL_FAIL[does]
+    job = make_job(tmp_path / "job", reward__timeout_s=timeout_s, **changes)
     (tmp_path / "job" / "reward.py").write_text(f"def score(response, row):\n    {body}\n")
     folder = tmp_path / "run"
     assert main(["train", str(job), "--dir", str(folder), "--plain"]) == 1
