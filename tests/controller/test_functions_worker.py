@@ -24,7 +24,7 @@ from headrace.controller.planning.plan import make_plan
 from headrace.controller.train import Ended, train
 from headrace.store import RunReader
 
-BATCHES, KILLS = 12, 2
+BATCHES, KILLS = 30, 2
 SOURCE = """
 import os
 import numpy as np
