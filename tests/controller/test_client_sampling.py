@@ -136,6 +136,6 @@ def test_temperatures_survive_a_kill(tmp_path: Path) -> None:
         time.sleep(0.05)
     process.kill()
     process.communicate()
-    code, out = run("train", job, "--dir", tmp_path / "run", "--resume", "trainer.batches=20", timeout=200)
+    code, out = run("train", job, "--dir", tmp_path / "run", "--resume", timeout=200)
     assert code == 0, out
     assert all(batch.drift_max_abs < 0.01 for batch in batches(tmp_path / "run"))
