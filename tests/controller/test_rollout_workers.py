@@ -152,7 +152,7 @@ def _batches(folder: Path) -> int:
 @pytest.mark.cpu
 @pytest.mark.parametrize(
     ("workflow", "more", "said"),
-    [("Exits", (), "ended with exit code 3"), ("Blocks", ("rollout.block_timeout_s=2",), "has not turned for")],
+    [("Exits", (), "ended with exit code 3"), ("Blocks", ("rollout.block_timeout_s=5",), "has not turned for")],
 )
 def test_a_row_that_ends_or_blocks_its_process_is_left_out(
     tmp_path: Path, workflow: str, more: Sequence[str], said: str
