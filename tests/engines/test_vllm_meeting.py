@@ -30,7 +30,6 @@ TOLD = {
     "model": {"vocab_size": VOCAB},
     "max_model_len": 64,
     "dtype": "torch.float32",
-    "ranks": 1,
     "logprobs_mode": "processed_logprobs",
     "max_logprobs": 21,
 }
@@ -386,7 +385,7 @@ def test_the_processes_of_all_copies_of_the_model_come_to_the_group() -> None:
     """Two copies of two processes each: those of the first answer for the plugin, and of a dense model each copy is
     told that it is the only one."""
     compared = {"version": "0.7", "unread": [], "different": []}
-    told = {"results": [{**TOLD, "ranks": 2, "comparison": compared}] * 2}
+    told = {"results": [{**TOLD, "comparison": compared}] * 2}
     http = server({}, **{"/collective_rpc": told, "/get_world_size": {"world_size": 4}})
     http.answers |= {"/weight_info": {"weight_version": "0.7"}}
     sender = Sender()

@@ -28,7 +28,6 @@ class Extension:
             "stream_interval": scheduler.stream_interval,
             "max_num_seqs": scheduler.max_num_seqs,
             "scheduling_policy": scheduler.policy,
-            "ranks": parallel.world_size * parallel.data_parallel_size,
         }
         engine = getattr(self, "weight_transfer_engine", None)
         if not isinstance(engine, HeadraceTransfer):
