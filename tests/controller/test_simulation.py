@@ -15,6 +15,8 @@ from headrace.controller.simulation.machine import DiskFaults
 from headrace.controller.simulation.outside import Costs
 from headrace.controller.simulation.simulated_rollouts import RolloutFaults
 from headrace.controller.simulation.simulated_run import Faults, Outcome, simulate
+from headrace.engines.member import Member
+from headrace.engines.pool import EnginePool
 from headrace.engines.simulated_answers import Answers
 from headrace.engines.simulated_costs import EngineFaults
 from headrace.experience.sample import GroupKey
@@ -101,6 +103,28 @@ def test_evaluations_are_made_beside_training() -> None:
     outcome = simulate(config, 0)
     check(outcome, config)
     assert [each.number for each in outcome.record.evaluations] == [0, 3, 6, 8]
+
+
+def test_engines_that_are_lost_for_good_in_an_evaluation_behind_the_last_batch_end_the_run_with_its_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last batch ends while version 1, which was there before it, is still being evaluated."""
+
+    async def never(self: EnginePool, member: Member, receiver: object = None) -> None:
+        raise MemoryError("no memory")
+
+    held_out = {"data__eval": "nowhere.jsonl", "evaluation": {"every": 1, "max_prompts": 10, "max_new_tokens": 400}}
+    short = {"rollout__samples_per_prompt": 2, "rollout__sampling": {"max_new_tokens": 40}, "trainer__batches": 2}
+    config = job(**held_out, **short, checkpoint__every=100, engine__return_deadline_s=30.0)
+    last = simulate(config, 0).record.batches[-1]
+    monkeypatch.setattr(EnginePool, "come_back", never)
+    dies = EngineFaults(dies_at=last.totals.elapsed_s + 1.0)
+    died = simulate(config, 0, Faults(engine=(dies,)), limit_s=1_000.0)
+    assert [life.end.partition(":")[0] for life in died.lives] == ["EnginesLost", "finished"]
+    check(died, config)
+    told = [event.data["version"] for event in died.record.events if event.kind == "checkpoint"]
+    assert told == ["v2"], "what was trained was committed before the run ended"
+    assert [each.number for each in died.record.evaluations] == [0, 2]
 
 
 @pytest.mark.parametrize("mode", MODES)

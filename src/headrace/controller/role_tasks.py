@@ -111,7 +111,10 @@ class RoleTasks:
                 else:
                     evaluator = self._going_on.get("evaluator")
                     if evaluator is not None and parts.flow.is_finished:
-                        await unless(stopping, evaluator)  # what it is at is worth having
+                        try:
+                            await unless(stopping, evaluator, keepers)  # what it is at is worth having
+                        except (EnginesLost, FunctionsLost) as lost:
+                            return lost
                     return None
                 await self._mend(failed, actor, columns, keepers)
                 actor, columns = self._begin()

@@ -30,15 +30,22 @@ def tell_of_damage(recorder: Recorder, store: RunStore, restored: Restored) -> N
             recorder.event("reissued", {"prompt": row.prompt_id, "message": message})
 
 
-async def unless(stopping: asyncio.Task[Any], task: asyncio.Task[Any], watch: asyncio.Task[Any] | None = None) -> None:
-    """Wait for `task`, or cancel it when the run is told to stop; or when `watch` fails, whose error is raised."""
-    await asyncio.wait({stopping, task, *([watch] if watch else [])}, return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        task.result()
-        return
-    await end([task])
-    if watch is not None and watch.done():
-        watch.result()
+async def unless(
+    stopping: asyncio.Task[Any], task: asyncio.Task[Any], others: Sequence[asyncio.Task[Any]] = ()
+) -> None:
+    """Wait for `task`, or cancel it when the run is told to stop; or when one of the others fails, whose error is
+    raised."""
+    waiting: set[asyncio.Task[Any]] = {stopping, task, *others}
+    try:
+        while not (task.done() or stopping.done()):
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for each in others:
+                if each in done and not task.done():
+                    each.result()
+        if task.done():
+            task.result()
+    finally:
+        await end([task])
 
 
 async def see_through(

@@ -291,7 +291,7 @@ async def _supervise(parts: Parts, roles: RoleTasks, runtime: Runtime, stop: Sto
     """Evaluate, run the roles until the actor is done, evaluate again, checkpoint."""
     stopping = runtime.spawn(stop.wait(), "stop request")
     keepers = roles.keepers()
-    watch = keepers.get("engine watch")
+    watch = [task for name, task in keepers.items() if name == "engine watch"]
     try:
         if parts.evaluator is not None:
             await unless(stopping, runtime.spawn(parts.evaluator.before(), "evaluation before"), watch)
