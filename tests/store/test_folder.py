@@ -143,6 +143,21 @@ def test_create_after_a_kill_in_the_middle_of_creating(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_write_ahead_log_that_an_erased_run_left_is_not_taken_over(tmp_path: Path) -> None:
+    """The run was killed, and so was its erasure, behind `run.db` and before the log."""
+    store = create(tmp_path)
+    issue(store, 0)
+    logs = {path: path.read_bytes() for path in (tmp_path / "run.db-wal", tmp_path / "run.db-shm")}
+    store.close()
+    RunStore.erase(tmp_path)
+    for path, left in logs.items():
+        path.write_bytes(left)
+    store = create(tmp_path)
+    assert store.ledger.counts().issued == 0
+    assert store.ledger.frontier() is None
+    store.close()
+
+
 def test_open_of_a_folder_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(RunMissing, match=r"holds no run.*leave out --resume"):
         reopen(tmp_path / "absent")

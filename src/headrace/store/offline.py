@@ -42,7 +42,7 @@ class OfflineStore:
             is_new = resumed_at == 0 or not file.exists()
             try:
                 if is_new:
-                    for name in (DATABASE_NAME, f"{DATABASE_NAME}-wal", f"{DATABASE_NAME}-shm", TRACKERS_NAME):
+                    for name in (DATABASE_NAME, TRACKERS_NAME):
                         remove(path / name)
                     Database.create(file, values)
             except OSError as error:

@@ -14,7 +14,7 @@ from headrace.store.errors import ConfigMismatch, DataMismatch, RunExists, RunMi
 from headrace.store.journal import Journal
 from headrace.store.journal_writer import SEGMENT_BYTES, JournalWriter
 from headrace.store.ledger import Ledger
-from headrace.store.media.database import Database
+from headrace.store.media.database import LOGS, Database
 from headrace.store.media.files import LOCAL, Files, Lock, write_whole
 from headrace.store.media.lock import LOCK_NAME
 from headrace.store.origin import ORIGIN_NAME
@@ -34,7 +34,7 @@ _MORE_FOLDERS = ("weights", TRACKERS_NAME, ORIGIN_NAME, PARTIALS_NAME)
 CONTROL_NAME = "control.sock"
 _FILES = (DATABASE_NAME, ROLLOUTS_NAME, CONFIG_NAME, "summary.json", LOCK_NAME, CONTROL_NAME)
 _MADE_BY_RUNS = (
-    *(name + end for name in (DATABASE_NAME, ROLLOUTS_NAME) for end in ("", "-wal", "-shm", ".new")),
+    *(name + end + log for name in (DATABASE_NAME, ROLLOUTS_NAME) for end in ("", ".new") for log in ("", *LOGS)),
     *FOLDERS,
     CONFIG_NAME,
     "summary.json",

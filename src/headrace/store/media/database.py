@@ -13,6 +13,9 @@ from headrace.store.errors import RunDamaged, RunMissing, StoreError, disk_full,
 from headrace.store.media.files import BUSY_S, LOCAL, Files
 from headrace.store.tables import RUN, Layout
 
+LOGS = ("-wal", "-shm")
+"""How names end of what SQLite keeps beside a database that is open, and leaves there when its process is killed."""
+
 
 class Database:
     """run.db or another file of a run, opened by one thread.
@@ -45,8 +48,12 @@ class Database:
         layout: Layout = RUN,
         files: Files = LOCAL,
     ) -> None:
-        """Make the file with its tables and the run's values; it appears whole or not at all."""
+        """Make the file with its tables and the run's values; it appears whole or not at all. Nothing may have one of
+        that name open."""
         beside = path.with_name(path.name + ".new")
+        for left in (beside, path):
+            for log in LOGS:
+                files.remove(left.with_name(left.name + log))  # SQLite would read it into the new file
         files.remove(beside)
         try:
             with closing(files.connect(beside, "rwc")) as connection:
