@@ -60,7 +60,7 @@ def open_store(
         except BaseException:
             store.close()
             raise
-    if begin == "fresh" and RunStore.exists(folder, files):
+    if begin == "fresh" and RunStore.is_erasable(folder, files):
         RunStore.erase(folder, files)
     created = RunStore.create(
         folder,

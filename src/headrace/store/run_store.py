@@ -32,6 +32,8 @@ TRACKERS_NAME = "trackers"
 GATEWAY_NAME = "gateway.json"
 _MORE_FOLDERS = ("weights", TRACKERS_NAME, ORIGIN_NAME, PARTIALS_NAME)
 CONTROL_NAME = "control.sock"
+_ERASED_NAME = f"{DATABASE_NAME}.erased"
+"""As the database is called from when a run's erasure begins until all else of it is gone."""
 _FILES = (DATABASE_NAME, ROLLOUTS_NAME, CONFIG_NAME, "summary.json", LOCK_NAME, CONTROL_NAME)
 _MADE_BY_RUNS = (
     *(name + end + log for name in (DATABASE_NAME, ROLLOUTS_NAME) for end in ("", ".new") for log in ("", *LOGS)),
@@ -44,8 +46,9 @@ _MADE_BY_RUNS = (
     PARTIALS_NAME,
     ORIGIN_NAME,
     f"{ORIGIN_NAME}.new",
-    LOCK_NAME,
     CONTROL_NAME,
+    _ERASED_NAME,
+    LOCK_NAME,
 )
 
 
@@ -125,7 +128,6 @@ class RunStore:
             undo.callback(lock.release)
             _refuse_taken(path, config_yaml, files)
             _make_folders(path, files)
-            write_whole(path / CONFIG_NAME, config_yaml.encode(), files)
             values = {
                 "config_yaml": config_yaml,
                 "config_sha256": config_sha256,
@@ -136,6 +138,8 @@ class RunStore:
                 Database.create(path / DATABASE_NAME, values, files=files)
             except OSError as error:
                 raise write_failed(error, path / DATABASE_NAME) from error
+            # Behind the database, so that one which a kill leaves is known to be a run's, and can be erased.
+            write_whole(path / CONFIG_NAME, config_yaml.encode(), files)
             return cls._opened(path, files, lock, undo, (keep_checkpoints, keep_journal), segment_bytes)
 
     @classmethod
@@ -210,12 +214,21 @@ class RunStore:
         return files.is_file(path / DATABASE_NAME) or files.is_folder(path / DATABASE_NAME)
 
     @classmethod
+    def is_erasable(cls, path: Path, files: Files = LOCAL) -> bool:
+        """Whether the folder holds a run, or what is left of one where its erasure was killed."""
+        return cls.exists(path, files) or files.is_file(path / _ERASED_NAME)
+
+    @classmethod
     def erase(cls, path: Path, files: Files = LOCAL) -> None:
-        """Remove what a run made, and nothing else. Raises RunMissing, RunInUse."""
-        if not cls.exists(path, files) and not files.is_file(path / LOCK_NAME):
+        """Remove what a run made, and nothing else. It is a run no more from the first moment on. Raises RunMissing,
+        RunInUse."""
+        if not cls.is_erasable(path, files) and not files.is_file(path / LOCK_NAME):
             raise RunMissing(f"{path} holds no run, so there is nothing to erase; check the path")
         lock = files.lock(path)
         try:
+            if cls.exists(path, files):
+                files.rename(path / DATABASE_NAME, path / _ERASED_NAME)
+                files.sync(path)
             for name in _MADE_BY_RUNS:
                 files.remove(path / name)
         except OSError as error:
@@ -294,11 +307,15 @@ def _refuse_taken(path: Path, config_yaml: str, files: Files) -> None:
             f"{path} already holds a run: continue it with --resume, erase it and begin again with --fresh, "
             "or choose another --dir"
         )
+    if RunStore.is_erasable(path, files):
+        raise RunExists(
+            f"{path} holds what is left of a run whose erasure was cut off: erase it and begin again with --fresh, "
+            "or choose another --dir"
+        )
     for name in ("journal", "checkpoints"):
         if files.is_folder(path / name) and files.inside(path / name):
             raise RunExists(f"{path / name} is in the way of a new run: choose another --dir, or move it away")
     config = path / CONFIG_NAME
-    # A run that ended while it was being created leaves its own config behind.
     if files.is_file(config) and files.read(config) != config_yaml.encode():
         raise RunExists(f"{config} would be overwritten by the run's own: choose another --dir, or move it away")
 
