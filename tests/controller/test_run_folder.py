@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 from simulated_jobs import job
 
+from headrace.config import config_sha256
 from headrace.controller.begin import Begin
 from headrace.controller.planning.plan import Plan
 from headrace.controller.run_folder import open_store
 from headrace.controller.simulation.plan import simulated_plan
-from headrace.store import RunExists, RunMissing, RunReader, RunStore
+from headrace.store import DataMismatch, RunExists, RunMissing, RunReader, RunStore
 from headrace.store.media.memory_files import MemoryFiles, PowerCut
 
 FOLDER = Path("/run")
@@ -32,6 +34,13 @@ class Killed:
             if self._left < 0:
                 self.counts = False
                 raise PowerCut
+
+
+class OtherPrompts:
+    """Of data that were changed since the run began."""
+
+    def contents(self) -> dict[str, str]:
+        return {"rows.jsonl": "other rows"}
 
 
 def plan_of(**changes: object) -> Plan:
@@ -110,3 +119,19 @@ def test_fresh_erases_nothing_that_no_run_made_where_a_refused_beginning_left_it
     with pytest.raises(RunExists, match=r"config\.yaml would be overwritten"):
         begin(plan_of(), "fresh", files)
     assert files.read(FOLDER / "config.yaml") == b"mine"
+
+
+def test_a_resume_that_is_refused_leaves_the_status_as_it_was() -> None:
+    files = MemoryFiles()
+    files.make_folder(FOLDER)
+    plan, longer = plan_of(), plan_of(trainer__batches=9)
+    store = begin(plan, "new", files)
+    store.set_status("finished")
+    store.close()
+    with pytest.raises(DataMismatch, match="is not what it was when the run in /run began"):
+        begin(replace(longer, prompts=OtherPrompts()), "resume", files)  # type: ignore[arg-type]
+    with RunReader(FOLDER, files) as reader:
+        assert (reader.status().name, reader.config_sha256) == ("finished", config_sha256(plan.config))
+    begin(longer, "resume", files).close()
+    with RunReader(FOLDER, files) as reader:
+        assert (reader.status().name, reader.config_sha256) == ("running", config_sha256(longer.config))

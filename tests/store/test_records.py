@@ -172,6 +172,8 @@ def test_status(tmp_path: Path) -> None:
         store.close()
         assert (reader.status().name, reader.status().alive) == ("finished", False)
         store = reopen(tmp_path / "run")
+        assert (reader.status().name, reader.status().alive) == ("finished", True)
+        store.set_status("running")
         assert (reader.status().name, reader.status().alive) == ("running", True)
         with pytest.raises(ValueError, match="no status 'tired'; it is one of running, finished, stopped, failed"):
             store.set_status("tired")

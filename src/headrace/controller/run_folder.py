@@ -55,8 +55,10 @@ def open_store(
             store.claim_data(plan.prompts.contents())
             for change in store.changed:
                 tell(str(change))
+            restored = store.checkpoints.restore()
+            store.set_status("running")  # before the config: a finished run of that config would be left as it is
             store.take_config(text, digest, now)
-            return store, store.checkpoints.restore()
+            return store, restored
         except BaseException:
             store.close()
             raise

@@ -97,7 +97,6 @@ class RunStore:
         """What `open` found to differ from the run's config, all of it safe."""
         self._lock = lock
         self._database = database
-        self.set_status("running")
 
     @classmethod
     def create(
@@ -154,7 +153,8 @@ class RunStore:
         segment_bytes: int = SEGMENT_BYTES,
         files: Files = LOCAL,
     ) -> RunStore:
-        """Take over a run that was begun before. Groups that a crash left journalled but running become ready.
+        """Take over a run that was begun before. Groups that a crash left journalled but running become ready. Its
+        status stays as it was.
 
         `config_yaml`: the config of now. What of it differs is in `changed`, until `take_config` makes it the run's.
 
