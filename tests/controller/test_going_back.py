@@ -7,14 +7,22 @@ import json
 import pytest
 from simulated_jobs import check, job
 
-from headrace.controller.simulation.hazards import TrainingFaults
+from headrace.controller.simulation.hazards import Hazards, TrainingFaults
 from headrace.controller.simulation.machine import DiskFaults
-from headrace.controller.simulation.outside import Costs
+from headrace.controller.simulation.outside import Costs, SimulatedOutside
+from headrace.controller.simulation.plan import simulated_plan
+from headrace.controller.simulation.simulated_rollouts import RolloutFaults
 from headrace.controller.simulation.simulated_run import FOLDER, Faults, Outcome, simulate
+from headrace.controller.stopping import StopRequest
+from headrace.controller.train import train
 from headrace.experience.sample import GroupKey
 from headrace.observe.summary import build_summary
+from headrace.runtime.protocol import Runtime
+from headrace.runtime.virtual import VirtualRuntime, run_virtually
+from headrace.store import RunReader
 from headrace.store.journal import Journal
-from headrace.training.simulated import TrainerCosts
+from headrace.store.media.memory_files import MemoryFiles
+from headrace.training.simulated import SimulatedTrainer, TrainerCosts
 
 PPO = {"algorithm__recipe": "ppo"}
 EVALUATED = {"data__eval": "nowhere.jsonl", "evaluation__every": 2, "evaluation__max_prompts": 5}
@@ -185,3 +193,35 @@ def test_a_disk_that_is_full_meanwhile_ends_the_life_as_at_any_other_time() -> N
 def test_the_same_deaths_give_the_same_trace() -> None:
     config, faults = job(**PPO, async__ahead=12), lost(("actor", 5), in_steps=(("critic", 6),))
     assert simulate(config, 2, faults).trace_hash == simulate(config, 2, faults).trace_hash
+
+
+def test_told_to_stop_while_it_goes_back_the_run_leaves_with_its_last_commit() -> None:
+    """The trainer, which is made anew, does not come in an hour."""
+    config, files, took = job(**PPO), MemoryFiles(), list[float]()
+    plan = simulated_plan(config, prompts=100, slots=64, max_context=1 << 20, vocab_size=1_000)
+
+    class NeverThere(SimulatedOutside):
+        async def _renewed(self, trainer: SimulatedTrainer, runtime: Runtime) -> None:
+            stop.request("SIGTERM")
+            await runtime.clock.sleep(3_600.0)
+
+    async def life(runtime: VirtualRuntime, kind: type[SimulatedOutside], deaths: tuple[tuple[str, int], ...]) -> str:
+        hazards = Hazards(TrainingFaults(deaths_in_steps=deaths))
+        outside = kind(runtime, files, Costs(), {}, RolloutFaults(), hazards, is_on=lambda: True)
+        ended = await train(plan, FOLDER, "new" if deaths else "resume", stop=stop, outside=outside)
+        took.append(runtime.clock.now())
+        assert sorted(batch.batch for batch in ended.record.batches)[-1] == (2 if deaths else 7)
+        return ended.status
+
+    files.make_folder(FOLDER)
+    stop = StopRequest(signals=())
+    assert run_virtually(lambda runtime: life(runtime, NeverThere, (("actor", 4),))) == "stopped"
+    assert took[0] < 600.0
+    with RunReader(FOLDER, files) as reader:
+        (told,) = [event.data for event in reader.events.read() if event.kind == "stopped"]
+        assert (reader.status().name, told) == ("stopped", {"version": "v2", "reason": "SIGTERM"})
+    stop = StopRequest(signals=())
+    assert run_virtually(lambda runtime: life(runtime, SimulatedOutside, ())) == "finished"
+    with RunReader(FOLDER, files) as reader:
+        counts = reader.counts()
+        assert (counts.law_holds, counts.trained, counts.running, counts.ready) == (True, 8 * 4, 0, 0)

@@ -28,6 +28,11 @@ stops."""
 _MISSED = (ColumnsLost, RefLost)
 
 
+class StoppedGoingBack(Exception):
+    """The run was told to stop while it went back to its last commit, from which it is to be resumed: trainers may be
+    half made by then."""
+
+
 class Role(Protocol):
     async def run(self) -> Any:
         """Until the run is finished, or it is cancelled."""
@@ -89,7 +94,7 @@ class RoleTasks:
     ) -> EnginesLost | FunctionsLost | None:
         """Until the actor has ended; the first role, or keeper, that fails ends them all, and its error is raised.
         Where no engine is left, or no functions worker comes back, the actor ends in order, as when the run is told to
-        stop, and why is returned."""
+        stop, and why is returned. Raises StoppedGoingBack; then nothing may be committed."""
         parts = self._parts
         actor, columns = self._begin()
         try:
@@ -116,7 +121,7 @@ class RoleTasks:
                         except (EnginesLost, FunctionsLost) as lost:
                             return lost
                     return None
-                await self._mend(failed, actor, columns, keepers)
+                await self._mend(failed, actor, columns, keepers, stopping)
                 actor, columns = self._begin()
         finally:
             await end([*columns, *self._going_on.values(), actor])
@@ -149,6 +154,7 @@ class RoleTasks:
         actor: asyncio.Task[Any],
         columns: Sequence[asyncio.Task[Any]],
         keepers: Sequence[asyncio.Task[Any]],
+        stopping: asyncio.Task[Any],
     ) -> None:
         """Return once roles may begin again: the trainer was lost, or all columns, or both, also one as the other is
         seen to."""
@@ -159,7 +165,7 @@ class RoleTasks:
             raise empty  # in the midst of a batch's steps
         while True:
             if lost is not None:
-                missed, lost = await self._go_back(lost, keepers), None
+                missed, lost = await self._go_back(lost, keepers, stopping), None
                 empty = empty or await self._told(missed)
             elif empty is not None:
                 try:
@@ -172,20 +178,25 @@ class RoleTasks:
             else:
                 return
 
-    async def _go_back(self, lost: WorkerLost, keepers: Sequence[asyncio.Task[Any]]) -> list[ColumnsLost | RefLost]:
-        """What goes on meanwhile may fail as at any other time. Gives what it missed of columns."""
+    async def _go_back(
+        self, lost: WorkerLost, keepers: Sequence[asyncio.Task[Any]], stopping: asyncio.Task[Any]
+    ) -> list[ColumnsLost | RefLost]:
+        """What goes on meanwhile may fail as at any other time. Gives what it missed of columns. Raises
+        StoppedGoingBack."""
         back = self._runtime.spawn(self._back.after(lost), "going back")
         others = [*self._going_on.values(), *keepers]
         missed: dict[asyncio.Task[Any], ColumnsLost | RefLost] = {}
         try:
             while not back.done():
                 left = [task for task in others if not task.done()]
-                await asyncio.wait([back, *left], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([back, stopping, *left], return_when=asyncio.FIRST_COMPLETED)
                 for task in others:
                     if task.done() and isinstance(error := task.exception(), _MISSED):
                         missed[task] = error
                     elif task.done():
                         task.result()
+                if stopping.done() and not back.done():
+                    raise StoppedGoingBack
             back.result()
         finally:
             await end([back])

@@ -25,7 +25,7 @@ from headrace.controller.planning.out_of_memory import told
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.replay import note_replay
 from headrace.controller.planning.resumed import resumed_plan
-from headrace.controller.role_tasks import Loop, RoleTasks
+from headrace.controller.role_tasks import Loop, RoleTasks, StoppedGoingBack
 from headrace.controller.rollouts_only import record_rollouts
 from headrace.controller.run_folder import (
     Ended,
@@ -312,6 +312,10 @@ async def _supervise(parts: Parts, roles: RoleTasks, runtime: Runtime, stop: Sto
             await unless(stopping, runtime.spawn(_evaluate_last(parts), "evaluation after"), watch)
         parts.recorder.event("finished", {"version": str(version)})
         return "finished"
+    except StoppedGoingBack:
+        committed = Version(parts.branch, parts.checkpointer.committed)
+        parts.recorder.event("stopped", {"version": str(committed), "reason": stop.reason})
+        return "stopped"
     finally:
         await parts.checkpointer.close()
         await end([stopping, *keepers.values()])
