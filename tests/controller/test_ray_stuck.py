@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'headrace[cluster]'"),
 ]
 _WAIT_S = 200.0
-_STANDS_S = 5
+_STANDS_S = 8
 """For which an event loop may stand."""
 _BATCHES = 40
 
