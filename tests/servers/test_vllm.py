@@ -144,8 +144,8 @@ def test_what_was_thrown_out_does_not_hold_up_the_swap_check(tmp_path: Path) -> 
     async def run() -> None:
         async with serving(spec(tmp_path, num_gpu_blocks_override=9)) as worker:
             engine = worker.engine
-            new = conforming.Publications(ShmPublisher(tmp_path / "shm"))("b", False)
-            subject = conforming.subject(engine, engine._services.clock, lambda *_: new)
+            publish = conforming.Publications(ShmPublisher(tmp_path / "shm"))
+            subject, new = conforming.subject(engine, engine._services.clock, publish), publish("b", False)
             asked = [subject.request(900, seed=seed) for seed in range(6)]
             running = [asyncio.ensure_future(subject.whole(each)) for each in asked]
             while not (await few.load_of(worker)).preempted:
