@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, Protocol
 
 from headrace.engines.absent import AbsentEngine
 from headrace.engines.admission import AnyLineage, VersionLineage, admit, admit_spread, route, to_pin
+from headrace.engines.catching_up import have_newest, started
 from headrace.engines.downtime import Downtime
 from headrace.engines.lent import Kill, LentEngines
 from headrace.engines.member import Member, Revive, summed
@@ -19,20 +20,15 @@ from headrace.engines.protocol import Engine, EngineError, EngineStats, SwapMode
 from headrace.observe.events import Events
 from headrace.runtime.breakable import Breakable, BrokenOff
 from headrace.runtime.patience import StandStill, standing_with
-from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.runtime.protocol import Clock
 from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import START, Measure, Often, after_failure
 from headrace.runtime.together import together
 from headrace.runtime.workers import Handle, WorkerLost
-from headrace.weights.plane import NotThereYet, WeightError, WeightReceiver
+from headrace.weights.plane import WeightReceiver
 from headrace.weights.version import INITIAL, Version
 
 Spread = Literal["group", "episode"]
-
-_ARRIVES_S = 300.0
-"""In which a version comes to where a new engine takes it from: a relay of its own, which may have to be made anew."""
-_LOOK_S = 5.0
-"""After which it is tried again in any case: it may have come during a try."""
 
 
 class Hires(Protocol):
@@ -323,31 +319,14 @@ class EnginePool:
         await started(member.engine, receiver, attached=self._attached)
         if before is not None:
             await before()
-            await self._have_newest(member, receiver)  # nobody had it follow meanwhile
+            # Nobody had it follow meanwhile.
+            await have_newest(member.engine, member.name, receiver, self.clock, self.changed)
         member.state = EngineState.SERVING
         kind = {} if self.hires is None else {"kind": self.hires.kind}
         version = {"version": str(member.engine.version)}
         self.events.report("engine_added", {**self.named(member), **kind, **version})
         self._count_outage()
         self.changed.notify()
-
-    async def _have_newest(self, member: Member, receiver: WeightReceiver | None) -> None:
-        """As `caught_up`, once what is newest now has come to where the engine takes it from. Raises EngineError,
-        WeightError."""
-        newest = None if receiver is None else receiver.latest()
-        end = self.clock.now() + _ARRIVES_S
-        while True:
-            missing = WeightError(f"{newest} did not come to where {member.name} takes it from in {_ARRIVES_S:g} s")
-            try:
-                await caught_up(member.engine, receiver)
-                if newest is None or member.engine.version >= newest:
-                    return
-            except NotThereYet as error:
-                missing = error
-            if (left := end - self.clock.now()) <= 0:
-                raise missing
-            with suppress(WaitTimeout):
-                await self.changed.wait(self.clock, min(left, _LOOK_S), "")
 
     async def dismiss(self, member: Member, why: str) -> None:
         """It serves nothing more, and does not come back: one that is being made anew is made no further. What it has
@@ -434,26 +413,3 @@ class EnginePool:
 
     def _count_outage(self) -> None:
         self._downtime.count(serves=any(member.serves for member in self.members), sleeps=self.sleep.is_on)
-
-
-async def started(engine: Engine, receiver: WeightReceiver | None, *, attached: bool = False) -> None:
-    """`engine`, with the newest version that `receiver` has; with what it was made with only if that is version 0 of
-    the run, and it was made for the run, not `attached`. Raises EngineError, ConfigError, WeightError."""
-    await engine.start()
-    await caught_up(engine, receiver, attached=attached)
-
-
-async def caught_up(engine: Engine, receiver: WeightReceiver | None, *, attached: bool = False) -> None:
-    """Once an engine that serves nobody yet holds the newest version that `receiver` has, those included that are
-    published meanwhile. `attached`: what it holds is of no version of the run. Raises EngineError, WeightError."""
-    while receiver is not None and is_behind(receiver, engine.version, attached=attached):
-        if await engine.update(receiver, SwapMode.RECOMPUTE) is None:
-            return
-        attached = False
-
-
-def is_behind(receiver: WeightReceiver | None, held: Version = INITIAL, *, attached: bool = False) -> bool:
-    """Whether `receiver` has a version that an engine with `held` does not have; any, if it is only `attached`. Raises
-    WeightError."""
-    latest = None if receiver is None else receiver.latest()
-    return latest is not None and (latest > held or attached)

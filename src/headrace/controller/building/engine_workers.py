@@ -15,8 +15,9 @@ from headrace.controller.building.server_specs import server_spec
 from headrace.controller.planning.cache_memory import cache_of
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.plan import Plan
+from headrace.engines.catching_up import caught_up, is_behind
 from headrace.engines.embedded.cache_plan import CachePlan
-from headrace.engines.pool import EnginePool, caught_up, is_behind
+from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine, EngineError
 from headrace.engines.remote import RemoteEngine
 from headrace.models.loading import resolve_device
