@@ -32,6 +32,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SOON_S = 60.0
 """Long before a broadcast's deadline."""
 EXPERTS = "qwen3_moe"
+ROUTED_GAP = 0.3
+"""Nats of a token, at most: where two experts are as good as alike a rounding in float32 has another one taken, of some
+ten thousand tokens perhaps of one, and those behind it have its keys. Of the other model it is 1, in the mean."""
 CHECKS = {
     "vllm": (
         conformance.new_weights_are_used_and_told,
@@ -63,6 +66,7 @@ def test_versions_come_by_gloo_and_after_what_fails_in_a_new_group(
         async with serving(launched_as) as worker:
             publish = conforming.Publications(ShmPublisher(tmp_path / "shm"), EXPERTS)
             subject = conforming.subject(worker.engine, worker.engine._services.clock, publish)
+            subject.largest_gap = ROUTED_GAP
             for check in CHECKS[launched_as.kind]:
                 await check(subject)
             if launched_as.kind == "sglang":
