@@ -36,6 +36,25 @@ class NearRelay(AbsentEngine):
         return self._version
 
 
+def test_it_waits_for_the_first_version_that_comes_to_its_relay() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        clock, pool, published = runtime.clock, EnginePool([AbsentEngine()], runtime.clock), Published()
+        member = pool.add(NearRelay())
+        published.newest, published.near = NEW, None
+
+        async def arrive() -> None:
+            await clock.sleep(20.0)
+            published.near = NEW
+            pool.changed.notify()
+
+        runtime.spawn(arrive(), "it arrives")
+        await pool.welcome(member, published)  # type: ignore[arg-type]
+        assert (member.state, member.engine.version) == (EngineState.SERVING, NEW)
+        assert clock.now() == pytest.approx(20.0)
+
+    run_virtually(main)
+
+
 @pytest.mark.parametrize("near", [OLD, None])
 @pytest.mark.parametrize("comes", [True, False])
 def test_it_waits_for_what_was_published_while_others_heard_of_it(near: Version | None, comes: bool) -> None:

@@ -40,7 +40,13 @@ def is_behind(receiver: WeightReceiver | None, held: Version = INITIAL, *, attac
 
 
 async def have_newest(
-    engine: Engine, name: str, receiver: WeightReceiver | None, clock: Clock, changed: Signal
+    engine: Engine,
+    name: str,
+    receiver: WeightReceiver | None,
+    clock: Clock,
+    changed: Signal,
+    *,
+    attached: bool = False,
 ) -> None:
     """As `caught_up`, once what is newest now has come to where the engine, called `name`, takes it from. `changed`:
     notified when something has come there. Raises EngineError, WeightError."""
@@ -49,7 +55,7 @@ async def have_newest(
     while True:
         missing = WeightError(f"{newest} did not come to where {name} takes it from in {_ARRIVES_S:g} s")
         try:
-            await caught_up(engine, receiver)
+            await caught_up(engine, receiver, attached=attached)
             if newest is None or engine.version >= newest:
                 return
         except NotThereYet as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from headrace.engines.absent import AbsentEngine
@@ -316,11 +317,12 @@ class EnginePool:
         EngineError, WeightError."""
         if self.came is not None and member.index < len(self.handles):
             await self.came(member.engine, self.handles[member.index].worker)
-        await started(member.engine, receiver, attached=self._attached)
+        newest = partial(have_newest, member.engine, member.name, receiver, self.clock, self.changed)
+        await member.engine.start()
+        await newest(attached=self._attached)
         if before is not None:
             await before()
-            # Nobody had it follow meanwhile.
-            await have_newest(member.engine, member.name, receiver, self.clock, self.changed)
+            await newest()  # nobody had it follow meanwhile
         member.state = EngineState.SERVING
         kind = {} if self.hires is None else {"kind": self.hires.kind}
         version = {"version": str(member.engine.version)}
