@@ -177,7 +177,9 @@ class SglangDialect:
                     raise RequestError(words) if _code(error) == _BAD_REQUEST else ServerGone(words)
                 piece = answer.piece(event)
                 self._came += len(piece.tokens)
-                self._asked[request.request_id] |= len(piece.tokens) > 0
+                if len(piece.tokens):
+                    self._asked[request.request_id] = True
+                    await self._abort_at_last(request.request_id)
                 yield piece
         except ServerRefused as error:
             if error.status == _BAD_REQUEST:
@@ -188,8 +190,16 @@ class SglangDialect:
             self._to_abort.discard(request.request_id)
             await events.aclose()
 
+    async def _abort_at_last(self, name: str) -> None:
+        """A request of which a token came: so the scheduler knows it."""
+        if name in self._to_abort:
+            self._to_abort.discard(name)
+            with suppress(EngineError):  # what is not ended is read to its end
+                await self.abort([name])
+
     async def abort(self, request_ids: Iterable[str]) -> None:
-        """See `Dialect.abort`. While it is paused, of what no token came of yet only once it goes on."""
+        """See `Dialect.abort`. While it is paused, of what no token came of yet only once one comes: what it holds back
+        it would forget to end, and take no second word of."""
         for name in request_ids:
             if self._is_paused and not self._asked.get(name, True):
                 self._to_abort.add(name)
@@ -208,11 +218,8 @@ class SglangDialect:
     async def resume(self) -> None:
         """See `Dialect.resume`."""
         body = {"torch_empty_cache": False}
-        self._is_paused = False
         await self._http.call("POST", "/continue_generation", body, what="the server to go on", seconds=_CALL_S)
-        names, self._to_abort = sorted(self._to_abort), set()
-        with suppress(EngineError):  # it goes on; what is not ended is read to its end
-            await self.abort(names)
+        self._is_paused = False
 
     async def load(self, offer: WeightOffer, name: str) -> None:
         """See `Dialect.load`. What was computed under other weights is not found in the prefix cache: it is emptied,
