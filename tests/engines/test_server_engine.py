@@ -333,6 +333,35 @@ def test_after_one_whose_count_was_another_what_is_in_flight_is_recomputed_once_
     on(test)
 
 
+def test_after_one_that_broke_off_as_the_swap_check_ran_what_is_in_flight_is_recomputed() -> None:
+    """What was sampled of it then, nobody read."""
+
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        scored = server.score
+
+        async def score(tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+            server.fault = EngineError("it broke off")
+            server.count += 2
+            await runtime.clock.sleep(2 * STEP_S)
+            server.fault = None
+            return await scored(tokens)
+
+        reading = asyncio.ensure_future(read(engine, request(tokens=40)))
+        await runtime.clock.sleep(3.5 * STEP_S)
+        server.score = score  # type: ignore[method-assign]
+        await engine.update(Offers(1), SwapMode.KEEP)
+        with pytest.raises(EngineError, match="it broke off"):
+            await reading
+        server.score = scored  # type: ignore[method-assign]
+        cut = asyncio.ensure_future(read(engine, request("s", tokens=40)))
+        await runtime.clock.sleep(3.5 * STEP_S)
+        assert await engine.update(Offers(2), SwapMode.KEEP) is not None
+        assert (await cut)[-1].finish_reason is FinishReason.INTERRUPTED
+        assert [call for call in server.calls if "pause" in call] == ["pause keep", "pause recompute"]
+
+    on(test)
+
+
 def test_where_the_server_retracts_what_is_in_flight_goes_on_as_it_is_recomputed() -> None:
     """Tokens come 2.5 steps after they were sampled."""
 

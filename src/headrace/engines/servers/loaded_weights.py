@@ -251,9 +251,13 @@ class LoadedWeights:
         check, count = offer.swap_check, self._in_flight.count
         if check is None:
             return
-        before, count.before = count.before, None
-        found = await self._dialect.score(check.tokens)
-        count.before = None if before is None else before + len(check.tokens)
+        try:
+            found = await self._dialect.score(check.tokens)
+        except BaseException:
+            count.before = None  # it may have sampled some of them
+            raise
+        if count.before is not None:
+            count.before += len(check.tokens)
         fault = check.fault(found, self._dtype)
         if fault is not None:
             raise WeightError(f"{self._dialect.name} was refused {offer.version}: {fault}")
