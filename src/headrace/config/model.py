@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from headrace.config.base import Section
-from headrace.config.values.hosts import is_loopback
+from headrace.config.values.hosts import is_loopback, listener
 
 _PORTS = {"http": 80, "https": 443}
 """Where a URL names none."""
@@ -172,8 +172,7 @@ class PolicyEngineConfig(EngineConfig, EngineSection):
         seen: set[tuple[str | None, int | None, str]] = set()
         for url in (url for section in self.sections for url in section.urls):
             found = urlsplit(url)
-            host = "localhost" if is_here(url) else found.hostname
-            place = host, found.port or _PORTS.get(found.scheme), found.path.rstrip("/")
+            place = listener(found.hostname or ""), found.port or _PORTS.get(found.scheme), found.path.rstrip("/")
             if place in seen:
                 raise ValueError(f"url names {url!r} twice; each server is asked by one engine")
             seen.add(place)
