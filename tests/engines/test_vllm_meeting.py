@@ -143,6 +143,7 @@ def test_one_that_is_paused_is_asked_for_no_token() -> None:
     ("told", "words"),
     [
         ({"logprobs_mode": "raw_logprobs"}, "are raw_logprobs, .* start it with --logprobs-mode processed_logprobs"),
+        ({"has_copies_elsewhere": True}, "is one of several servers of one data-parallel vLLM, .* behind one address"),
         ({"stream_interval": 20}, "holds tokens back until there are 20 of a request, .* without --stream-interval"),
         ({"api_processes": 4}, "has 4 API processes, .* would end nothing; start it with --api-server-count 1"),
         ({"max_logprobs": 20}, "tells 20 log-probs .* need 21 here; start it with --max-logprobs 21"),

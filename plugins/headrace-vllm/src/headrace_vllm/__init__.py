@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from headrace_vllm.kept_sets import tell_only_what_is_kept
 
-WIRE = 7
+WIRE = 8
 """Of what the two sides say to each other; Headrace refuses a server with another."""
 
 

@@ -20,6 +20,7 @@ class Extension:
         told = {
             "wire": WIRE,
             "api_processes": getattr(parallel, "_api_process_count", 1),
+            "has_copies_elsewhere": getattr(parallel, "local_engines_only", False),
             "model": told_model(config),
             "max_model_len": config.max_model_len,
             "dtype": str(config.dtype),

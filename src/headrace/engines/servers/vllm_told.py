@@ -13,7 +13,7 @@ from headrace.engines.servers.vllm_command import TIES
 from headrace.models.config_identity import identity_of
 from headrace.weights.plane import WeightError
 
-WIRE = 7
+WIRE = 8
 """The number of what is said to the plugin."""
 PLUGIN = "headrace-vllm"
 NEWEST = "start vLLM 0.32 or newer"
@@ -64,6 +64,12 @@ def require_fits(told: Mapping[str, Any], expected: Expected, vocab_size: int, w
         raise ConfigError(
             f"{where} has {told['api_processes']} API processes, of which each knows its own requests alone, so that "
             "most aborts would end nothing; start it with --api-server-count 1"
+        )
+    if told.get("has_copies_elsewhere"):
+        raise ConfigError(
+            f"{where} is one of several servers of one data-parallel vLLM, and takes weights for its own copies of the "
+            "model alone; start it without --data-parallel-external-lb, --data-parallel-hybrid-lb and "
+            "--data-parallel-rank: behind one address, or as servers that know nothing of each other"
         )
     most = ids_asked_for(expected.most_kept, vocab_size)
     if -1 != told["max_logprobs"] < most:
