@@ -417,7 +417,8 @@ def test_check_says_what_follows_of_an_option_by_which_a_server_only_comes_near(
 def test_check_says_how_much_less_the_swap_check_finds_where_routers_choose_in_bfloat16(
     tmp_path: Path, kind: str
 ) -> None:
-    words = "gross to the swap check is what moves log-probs by more than 0.1 in the mean, and not 0.03 as without"
+    bounds = "more than 0.1 in the mean, and not 0.03 as without, each times their standard deviation"
+    words = f"gross to the swap check is what moves log-probs by {bounds}"
 
     def is_said(name: str, architecture: str, **changes: Any) -> bool:
         return any(words in line for line in attached(tmp_path / name, kind, architecture, **changes))

@@ -235,5 +235,6 @@ def _coarse_check(config: TrainConfig) -> list[str]:
         return []
     return [
         "the model has routers, which choose other experts by a rounding of bfloat16: gross to the swap check is what "
-        f"moves log-probs by more than {bound:g} in the mean, and not {dense:g} as without"
+        f"moves log-probs by more than {bound:g} in the mean, and not {dense:g} as without, each times their standard "
+        "deviation where that is above 1 nat"
     ]
