@@ -200,7 +200,7 @@ class Checkpoints:
         restored. Raises LawBroken."""
         with self._database.transaction(durable=True):
             self._ledger.counts().check()
-            self._database.execute("DELETE FROM checkpoints WHERE number > 0")
+            self._database.execute("DELETE FROM checkpoints")
             self._database.execute("INSERT INTO checkpoints VALUES (?, ?, NULL, '{}', '{}')", (number, branch))
 
     def commit(self, prepared: Prepared, *, branch: int, number: int, state: dict[str, Any]) -> None:
