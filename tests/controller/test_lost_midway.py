@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from headrace.controller.building.step_ends import Refreshes
-from headrace.controller.going_back import GoingBack
+from headrace.controller.going_back import GoingBack, StoppedGoingBack
+from headrace.controller.role_tasks import RoleTasks
+from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.workers import WorkerLost
 from headrace.weights.version import Version
 
@@ -76,6 +79,62 @@ def test_one_that_is_lost_as_the_commit_is_loaded_is_not_healed_but_loads_it_aga
     asyncio.run(main())
     assert asked == ["trainer"]
     assert (loaded, renewed) == ([Path("step_2")] * 2, ["trainer"] * 2)
+
+
+@pytest.mark.parametrize("heals", [True, False])
+def test_a_run_that_is_told_to_stop_is_healed_and_does_not_go_back(heals: bool) -> None:
+    """A replica has all that was trained, and a commit has less."""
+    of: Any = SimpleNamespace
+
+    class Healing:
+        async def after(self, kind: str, told: object) -> bool:
+            return heals
+
+    commit = of(path=Path("step_2"), number=2)
+    parts = of(
+        checkpointer=of(committed=2, forget=nothing),
+        flow=of(batch=5),
+        branch=0,
+        models=of(renew={"trainer": nothing}, critic=None),
+        refreshes=of(have_begun=False),
+    )
+    plan = of(replay=None, config=of(runtime=of(restarts=of(most=9, window_s=600.0))))
+    store, runtime = of(checkpoints=of(newest=lambda: commit)), of(clock=of(now=lambda: 0.0))
+
+    async def main() -> None:
+        back = GoingBack(plan, parts, store, runtime, nothing)
+        back._healing = Healing()  # type: ignore[assignment]
+        with nullcontext() if heals else pytest.raises(StoppedGoingBack):
+            await back.after(WorkerLost(0, "it ended", worker="trainer/0"), lambda: True)
+        assert not back.is_midway
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_midway", [True, False])
+def test_a_stop_request_is_acted_on_where_models_may_have_the_commits_state(is_midway: bool) -> None:
+    of: Any = SimpleNamespace
+    runtime = InlineRuntime()
+
+    async def main() -> None:
+        told, healed = asyncio.Event(), asyncio.Event()
+
+        async def after(lost: WorkerLost, is_stopping: Callable[[], bool]) -> None:
+            told.set()
+            await healed.wait()
+            assert is_stopping()
+
+        tasks = RoleTasks(of(), of(), runtime, of(after=after, is_midway=is_midway))
+        stopping = asyncio.ensure_future(told.wait())
+        going = asyncio.ensure_future(tasks._go_back(WorkerLost(0, "it ended", worker="trainer/0"), [], stopping))
+        await asyncio.sleep(0.05)
+        assert (stopping.done(), going.done()) == (True, is_midway)
+        healed.set()
+        with pytest.raises(StoppedGoingBack) if is_midway else nullcontext():
+            assert await going == []
+        await runtime.close()
+
+    asyncio.run(main())
 
 
 def test_a_return_that_another_loss_interrupts_is_recorded_and_scorers_know_of_it(

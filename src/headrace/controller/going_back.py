@@ -31,6 +31,11 @@ def is_of_trainer(error: BaseException) -> bool:
     return isinstance(error, WorkerLost) and kind_of_lost(error) in TRAINERS
 
 
+class StoppedGoingBack(Exception):
+    """The run was told to stop while it went back to its last commit, from which it is to be resumed: trainers may be
+    half made by then."""
+
+
 def kind_of_lost(lost: WorkerLost) -> str:
     """Of the worker, as `trainer`."""
     return lost.worker.partition("/")[0]
@@ -66,24 +71,24 @@ class GoingBack:
         """In a row, without a commit between."""
         self._at = parts.checkpointer.committed
         """The commit when one was lost last."""
-        self._is_midway = False
+        self.is_midway = False
         """Models may have the commit's state while the rest of the run does not know it yet: none can be healed."""
         self._healing = Healing(parts, runtime)
         often = plan.config.runtime.restarts
         self._restarts = Restarts(often.most, often.window_s)
 
-    async def after(self, lost: WorkerLost) -> None:
+    async def after(self, lost: WorkerLost, is_stopping: Callable[[], bool] = lambda: False) -> None:
         """Return once roles may begin again; none of those that lease rows may be at work. Raises the loss where the
-        run is to stop."""
+        run is to stop. `is_stopping`: the run was told to: then it does not go back, and StoppedGoingBack is raised."""
         while True:
             try:
-                return await self._mend(lost)
+                return await self._mend(lost, is_stopping)
             except WorkerLost as again:
                 if not is_of_trainer(again) or again is lost or isinstance(again, TooOften):
                     raise
                 lost = again
 
-    async def _mend(self, lost: WorkerLost) -> None:
+    async def _mend(self, lost: WorkerLost, is_stopping: Callable[[], bool]) -> None:
         parts, clock = self._parts, self._runtime.clock
         await parts.checkpointer.forget()
         committed = parts.checkpointer.committed
@@ -94,7 +99,7 @@ class GoingBack:
             raise TooOften(lost, self._restarts)
         left = Version(parts.branch, parts.flow.batch)
         told = {"message": str(lost), "version": str(left)}
-        may_heal = often is Measure.RESTART and not self._is_midway
+        may_heal = often is Measure.RESTART and not self.is_midway
         if may_heal and await self._healing.after(kind_of_lost(lost), told):
             return
         self._failures += 1
@@ -102,9 +107,11 @@ class GoingBack:
         commit = self._store.checkpoints.newest()
         if then.measure is not Measure.FROM_COMMIT or not self._may_go_back(lost, commit):
             raise lost
+        if is_stopping():
+            raise StoppedGoingBack
         await parts.turns.train()
         parts.recorder.event("trainer_lost", told)
-        self._is_midway = True
+        self.is_midway = True
         self._healing.forget()
         parts.actor.forget_step()
         await clock.sleep(then.pause_s)
@@ -119,7 +126,7 @@ class GoingBack:
             message = f"group {key} is generated again: {why}"
             parts.recorder.event("reissued", {"prompt": str(key), "message": message})
         await self._tell(restored)
-        self._is_midway = False
+        self.is_midway = False
         version = Version(restored.branch, restored.number)
         # Before anything is waited for: another loss now is healed, perhaps, and then nobody comes back here.
         if parts.critic is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headrace.controller.building.wiring import Parts
-from headrace.controller.going_back import GoingBack, is_of_trainer
+from headrace.controller.going_back import GoingBack, StoppedGoingBack, is_of_trainer
 from headrace.controller.supervise import end, see_through, unless
 from headrace.roles.columns.functions import FunctionsLost
 from headrace.roles.engine_watch import EnginesLost
@@ -26,11 +26,6 @@ _MOST_FILLINGS = 4, 600.0
 """Losses of all columns within so many seconds, or in a row without a batch between, with the last of which the run
 stops."""
 _MISSED = (ColumnsLost, RefLost)
-
-
-class StoppedGoingBack(Exception):
-    """The run was told to stop while it went back to its last commit, from which it is to be resumed: trainers may be
-    half made by then."""
 
 
 class Role(Protocol):
@@ -89,12 +84,11 @@ class RoleTasks:
         roles["functions worker"] = loop.functions
         return {name: self._runtime.spawn(role.run(), name) for name, role in roles.items()}
 
-    async def run(
-        self, stopping: asyncio.Task[Any], keepers: Sequence[asyncio.Task[Any]]
-    ) -> EnginesLost | FunctionsLost | None:
+    async def run(self, stopping: asyncio.Task[Any], keepers: Sequence[asyncio.Task[Any]]) -> Exception | None:
         """Until the actor has ended; the first role, or keeper, that fails ends them all, and its error is raised.
         Where no engine is left, or no functions worker comes back, the actor ends in order, as when the run is told to
-        stop, and why is returned. Raises StoppedGoingBack; then nothing may be committed."""
+        stop, and why is returned; and so is what fails in or beside an evaluation that outlasts it. Raises
+        StoppedGoingBack; then nothing may be committed but what is being written."""
         parts = self._parts
         actor, columns = self._begin()
         try:
@@ -118,7 +112,9 @@ class RoleTasks:
                     if evaluator is not None and parts.flow.is_finished:
                         try:
                             await unless(stopping, evaluator, keepers)  # what it is at is worth having
-                        except (EnginesLost, FunctionsLost) as lost:
+                        except Exception as lost:
+                            if is_of_trainer(lost):
+                                raise
                             return lost
                     return None
                 await self._mend(failed, actor, columns, keepers, stopping)
@@ -183,20 +179,20 @@ class RoleTasks:
     ) -> list[ColumnsLost | RefLost]:
         """What goes on meanwhile may fail as at any other time. Gives what it missed of columns. Raises
         StoppedGoingBack."""
-        back = self._runtime.spawn(self._back.after(lost), "going back")
+        back = self._runtime.spawn(self._back.after(lost, stopping.done), "going back")
         others = [*self._going_on.values(), *keepers]
         missed: dict[asyncio.Task[Any], ColumnsLost | RefLost] = {}
         try:
             while not back.done():
-                left = [task for task in others if not task.done()]
-                await asyncio.wait([back, stopping, *left], return_when=asyncio.FIRST_COMPLETED)
+                left = [task for task in (stopping, *others) if not task.done()]
+                await asyncio.wait([back, *left], return_when=asyncio.FIRST_COMPLETED)
                 for task in others:
                     if task.done() and isinstance(error := task.exception(), _MISSED):
                         missed[task] = error
                     elif task.done():
                         task.result()
-                if stopping.done() and not back.done():
-                    raise StoppedGoingBack
+                if stopping.done() and self._back.is_midway and not back.done():
+                    raise StoppedGoingBack  # whoever is healed has all that was trained
             back.result()
         finally:
             await end([back])

@@ -18,14 +18,14 @@ from headrace.controller.building.own_gateway import playing
 from headrace.controller.building.reward_pools import RewardPools
 from headrace.controller.building.rollout_workers import RolloutHands, end_rollout_workers
 from headrace.controller.building.wiring import Parts, connect
-from headrace.controller.going_back import GoingBack
+from headrace.controller.going_back import GoingBack, StoppedGoingBack
 from headrace.controller.models_at_start import ModelsAtStart, load
 from headrace.controller.outside import Outside, ThisMachine
 from headrace.controller.planning.out_of_memory import told
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.replay import note_replay
 from headrace.controller.planning.resumed import resumed_plan
-from headrace.controller.role_tasks import Loop, RoleTasks, StoppedGoingBack
+from headrace.controller.role_tasks import Loop, RoleTasks
 from headrace.controller.rollouts_only import record_rollouts
 from headrace.controller.run_folder import (
     Ended,
@@ -313,6 +313,7 @@ async def _supervise(parts: Parts, roles: RoleTasks, runtime: Runtime, stop: Sto
         parts.recorder.event("finished", {"version": str(version)})
         return "finished"
     except StoppedGoingBack:
+        await parts.checkpointer.close()  # one may be written still
         committed = Version(parts.branch, parts.checkpointer.committed)
         parts.recorder.event("stopped", {"version": str(committed), "reason": stop.reason})
         return "stopped"
