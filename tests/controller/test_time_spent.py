@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from controller_jobs import make_job, run, start
 
 from headrace.controller.time_spent import TimeSpent
+from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import EngineStats
 from headrace.observe import spent
 from headrace.observe.spent import Activity, AtWork
@@ -36,7 +38,10 @@ class World:
     changed: Signal = field(default_factory=Signal)
 
     def __post_init__(self) -> None:
-        self.members = (SimpleNamespace(index=0, name="engine 0", stats=self.stats),)
+        self.members = (self.engine(0, self.stats),)
+
+    def engine(self, index: int, stats: Callable[[], EngineStats]) -> SimpleNamespace:
+        return SimpleNamespace(index=index, name=f"engine {index}", state=EngineState.SERVING, stats=stats)
 
     @property
     def own(self) -> tuple[Any, ...]:
@@ -158,6 +163,29 @@ def test_what_is_counted_twice_never_makes_more_than_all() -> None:
         world.set(bound="ahead")
         world.passes(5, swap_stall_s=3, idle_s=4)
         assert time.engines_s() == {spent.SWAPS: 3.0, f"{spent.TRAINER} (ahead)": 2.0}
+
+
+def test_engines_that_come_and_go_change_nothing_of_the_time_before() -> None:
+    """Both are busy for 80 % while they are there: 0.8 of 1,000 s by one, of 100 s by two; then one for all of 10 s."""
+    world, activity, time = made()
+    second = {"busy_s": 0.0, "swap_stall_s": 0.0, "idle_s": 0.0}
+    ahead = f"{spent.TRAINER} (ahead)"
+    with activity.training(spent.TRAINS):
+        world.set(bound="ahead")
+        world.passes(1000, busy_s=800, idle_s=200)
+        assert time.engines_s() == {spent.COMPUTES: 800.0, ahead: 200.0}
+        came = world.engine(1, lambda: EngineStats(0, 0, 0, 0, 0, **second))  # type: ignore[arg-type]
+        world.members = (*world.members, came)
+        world.changed.notify()
+        assert time.engines_s() == {spent.COMPUTES: 800.0, ahead: 200.0}
+        second |= {"busy_s": 80.0, "idle_s": 20.0}
+        world.passes(100, busy_s=80, idle_s=20)
+        assert time.engines_s() == {spent.COMPUTES: 880.0, ahead: 220.0}
+        came.state = EngineState.GONE
+        world.changed.notify()
+        second |= {"idle_s": 30.0}
+        world.passes(10, busy_s=10)
+        assert time.engines_s() == {spent.COMPUTES: 890.0, ahead: 220.0}
 
 
 def times(folder: Path) -> tuple[dict[str, Any], float]:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from headrace.controller.device_time import DeviceTime
-from headrace.engines.member import summed
+from headrace.controller.engines_mean import EnginesMean
 from headrace.engines.pool import EnginePool
-from headrace.engines.protocol import EngineStats
 from headrace.experience.flow import Flow
 from headrace.observe import spent
 from headrace.observe.spent import Activity, Spent
@@ -52,7 +51,7 @@ class TimeSpent:
         self._activity = activity
         self._on_policy = on_policy
         self._began = clock.now()
-        self._before = self._own()
+        self._mean = EnginesMean(engines)
         self._trainer = Spent(clock.now, self._trainer_is_at)
         self._idle = Spent(self._idle_s, self._engines_lack)
         self._idle_of_trainer = Spent(self._idle_s, self._trainer_is_at)
@@ -63,6 +62,7 @@ class TimeSpent:
         self._others_before = others()
         self._devices = DeviceTime(self._alone_s, devices)
         engines.changed.listen(self._devices.look)
+        engines.changed.listen(self._look)
         activity.listen(self._look)
         flow.changed.listen(self._look)
 
@@ -79,18 +79,13 @@ class TimeSpent:
         return {name: value for name, value in seconds.items() if value > 0}
 
     def engines_s(self) -> dict[str, float]:
-        """The same of the engines, of several their mean; nothing where there are none. Those that are lent do not
-        count: they have nothing to do while the trainer has their devices."""
+        """The same of the engines, of several the mean of those that there were at each moment; nothing where there
+        are none. Those that are lent do not count: they have nothing to do while the trainer has their devices."""
         if not self._has_engines:
             return {}
-        now, before = self._own(), self._before
         left = self._clock.now() - self._began
-        count = len(self._engines.own)
-        parts = {
-            spent.COMPUTES: (now.busy_s - before.busy_s - (now.recompute_s - before.recompute_s)) / count,
-            spent.SWAPS: (now.swap_stall_s - before.swap_stall_s) / count,
-            **self._idle.totals(),
-        }
+        idle = self._idle.totals()
+        parts = {spent.COMPUTES: self._mean.computes_s, spent.SWAPS: self._mean.swaps_s, **idle}
         seconds: dict[str, float] = {}
         for name, value in parts.items():
             # A swap is counted from the last decode step on, and may so take a little of what is idle.
@@ -129,9 +124,6 @@ class TimeSpent:
     def _lent_is(self) -> str:
         return _LENT if self._activity.lent else spent.OTHER
 
-    def _own(self) -> EngineStats:
-        return summed([member.stats() for member in self._engines.own])
-
     def _lane_is_at(self, lane: str) -> str:
         return _BUSY if self._activity.computing[lane] else spent.OTHER
 
@@ -145,7 +137,8 @@ class TimeSpent:
         self._idle_of_trainer.look(idle_s)
 
     def _idle_s(self) -> float:
-        return self._own().idle_s / len(self._engines.own)
+        self._mean.look()
+        return self._mean.idle_s
 
     def _trainer_is_at(self) -> str:
         activity, flow = self._activity, self._flow
