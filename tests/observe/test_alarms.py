@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -141,8 +142,9 @@ def test_all_rewards_equal(equal: list[int | None], dropped: int, alarmed: bool)
     assert rings(alarms.rewards_are_equal, curve("equal_groups", equal, **others)) is alarmed
 
 
-def timed(spans: list[dict[str, Any]], **changes: Any) -> Batches:
-    """Batches of ten seconds and 100 samples each, after which the totals have grown by `spans`."""
+def timed(spans: list[dict[str, Any]], engines: int = 1, **changes: Any) -> Batches:
+    """Batches of ten seconds and 100 samples each, after which the totals have grown by `spans`: those of each of so
+    many engines, which add up, and of which `engines_s` has the mean."""
     made = []
     trainer: dict[str, float] = {}
     failed, train, swap, generate = 0, 0.0, 0.0, 0.0
@@ -161,9 +163,11 @@ def timed(spans: list[dict[str, Any]], **changes: Any) -> Batches:
                     generated_samples=100 * (number + 1),
                     failed_samples={"timeout": failed},
                     train_s=train,
-                    swap_stall_s=swap,
-                    generate_s=generate,
+                    swap_stall_s=engines * swap,
+                    generate_s=engines * generate,
                     trainer_s=dict(trainer),
+                    engines_s={spent.COMPUTES: generate, spent.SWAPS: swap},
+                    busy_s={f"engine {index}": generate for index in range(engines)},
                 ),
                 **changes,
             )
@@ -192,6 +196,19 @@ def test_on_shared_processors_only_the_time_counts_in_which_nobody_computed() ->
     rule = alarms.trainer_waits
     assert not rings(rule, timed([waiting(6.0, generate=9.0)] * 11), shares_processors=True)
     assert rings(rule, timed([waiting(6.0, generate=7.0)] * 11), shares_processors=True)
+
+
+def test_on_shared_processors_several_engines_leave_idle_what_the_busiest_does() -> None:
+    """Two that compute for 6 s of 10 together leave 4 s; what they have added up is more than all."""
+    found = alarms.trainer_waits(RunSoFar(timed([waiting(6.0, generate=6.0)] * 11, engines=2), shares_processors=True))
+    assert found is not None
+    assert found.startswith("nobody computes for 40% of the time")
+    busy = {"engine 0": 9.0, "engine 1": 0.0}  # which is away
+    batches = tuple(
+        replace(one, totals=replace(one.totals, busy_s={name: each * (one.batch + 1) for name, each in busy.items()}))
+        for one in timed([waiting(6.0, generate=4.5)] * 11, engines=2)
+    )
+    assert not rings(alarms.trainer_waits, batches, shares_processors=True)
 
 
 def test_the_trainers_alarm_says_for_whom() -> None:
@@ -241,6 +258,23 @@ def test_a_swap_slower_than_a_step() -> None:
     assert not rings(rule, timed([{"swap": 0.1, "train": 1.0}] * 10 + [{"swap": 9.0, "train": 1.0}]))
     found = rule(RunSoFar(timed([{"swap": 1.5, "train": 1.0}] * 11)))
     assert found == "new weights stall the engines for 1.5 s a batch, which trains in 1.0 s"
+
+
+def test_the_stall_of_several_engines_is_that_of_one_not_of_all_added_up() -> None:
+    """Each stands for 1.2 s a batch, which trains in 2 s."""
+    assert not rings(alarms.swap_is_slow, timed([{"swap": 1.2, "train": 2.0}] * 11, engines=2))
+    found = alarms.swap_is_slow(RunSoFar(timed([{"swap": 2.4, "train": 2.0}] * 11, engines=2)))
+    assert found == "new weights stall the engines for 2.4 s a batch, which trains in 2.0 s"
+
+
+def test_a_record_without_its_engines_time_rings_by_the_sums_that_it_has() -> None:
+    def old(one: BatchRecord) -> BatchRecord:
+        return replace(one, totals=replace(one.totals, engines_s={}, busy_s={}))
+
+    slow = tuple(map(old, timed([{"swap": 1.1, "train": 1.0}] * 11)))
+    waits = tuple(map(old, timed([waiting(6.0, generate=7.0)] * 11)))
+    assert rings(alarms.swap_is_slow, slow)
+    assert rings(alarms.trainer_waits, waits, shares_processors=True)
 
 
 def test_samples_that_fail() -> None:

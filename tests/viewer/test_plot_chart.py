@@ -96,6 +96,24 @@ def test_shares_and_rates_are_of_the_time_since_the_batch_before() -> None:
     assert ys(run, "staleness", "max") == [1, 1, 1]
 
 
+def test_engines_are_idle_for_the_mean_of_their_time() -> None:
+    """Two compute for 0.5 s of each second and take weights for 0.1 s: what they have added up is 1.2 s."""
+    spent_s = {"computes": 0.5, "swaps weights": 0.1, "other": 0.4}
+    batches = tuple(
+        samples.batch(
+            number,
+            totals=samples.totals(
+                number + 1,
+                generate_s=1.0 * (number + 1),
+                swap_stall_s=0.2 * (number + 1),
+                engines_s={name: seconds * (number + 1) for name, seconds in spent_s.items()},
+            ),
+        )
+        for number in range(3)
+    )
+    assert ys(replace(samples.run(3), batches=batches), "idle") == pytest.approx([40, 40, 40])
+
+
 def test_means_over_no_trained_tokens_say_nothing() -> None:
     batches = (
         samples.batch(0, trained_tokens=0, staleness={}, entropy=0.0, warm_up=True),

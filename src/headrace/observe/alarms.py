@@ -130,8 +130,9 @@ def trainer_waits(run: RunSoFar) -> str | None:
     spent = _but_worst(lately, lambda part: sum(waits(part.trainer_s).values()))
     waited = waits(spent.trainer_s)
     share = sum(waited.values()) / spent.elapsed_s
-    # Where they share processors, what the engines compute meanwhile is not lost.
-    idle = min(share, 1 - spent.generate_s / spent.elapsed_s) if run.shares_processors else share
+    # Where they share processors, what others compute meanwhile is not lost: at least what the busiest of them did.
+    busy_s = max(spent.busy_s.values(), default=spent.generate_s)
+    idle = min(share, 1 - busy_s / spent.elapsed_s) if run.shares_processors else share
     if idle <= TRAINER_WAITS:
         return None
     longest = max(waited, key=lambda name: waited[name])
@@ -147,10 +148,10 @@ def swap_is_slow(run: RunSoFar) -> str | None:
     lately = _lately(run.batches)
     if len(lately) < RECENT:
         return None
-    spent = _but_worst(lately, lambda part: part.swap_stall_s)
-    if spent.swap_stall_s <= max(spent.train_s, SWAP_COSTS * spent.elapsed_s):
+    spent = _but_worst(lately, lambda part: part.engine_stall_s)
+    if spent.engine_stall_s <= max(spent.train_s, SWAP_COSTS * spent.elapsed_s):
         return None
-    stall, step = spent.swap_stall_s / (len(lately) - 1), spent.train_s / (len(lately) - 1)
+    stall, step = spent.engine_stall_s / (len(lately) - 1), spent.train_s / (len(lately) - 1)
     return f"new weights stall the engines for {brief(stall)} a batch, which trains in {brief(step)}"
 
 

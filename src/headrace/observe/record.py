@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from headrace.observe import spent
+
 
 @dataclass(frozen=True, slots=True)
 class Totals:
@@ -16,15 +18,16 @@ class Totals:
     failed_samples: dict[str, int] = field(default_factory=dict)
     """By kind of failure."""
     generate_s: float = 0.0
-    """Seconds in which the engines computed."""
+    """Seconds in which the engines computed, added up over them."""
     train_s: float = 0.0
     """Seconds in which the trainer computed."""
     swap_stall_s: float = 0.0
+    """Added up over the engines, too."""
     trainer_s: dict[str, float] = field(default_factory=dict)
     """What the trainer's time went to, by the names of `headrace.observe.spent`: adds up to `elapsed_s`. Empty in older
     records."""
     engines_s: dict[str, float] = field(default_factory=dict)
-    """The same of the engines."""
+    """The same of the engines; of several their mean."""
     busy_s: dict[str, float] = field(default_factory=dict)
     """Seconds in which each that has a device computed: as `engine 0`, `trainer`, `reference`, `trainer/1`. Empty in
     older records."""
@@ -42,6 +45,16 @@ class Totals:
     """What went wrong with the last group that was dropped, by reason; only where something did."""
     reward_calls: dict[str, int] = field(default_factory=dict)
     """Calls of reward functions by their seconds, as text; see `headrace.observe.durations`."""
+
+    @property
+    def engine_stall_s(self) -> float:
+        """Seconds in which new weights kept an engine from decoding; of several their mean."""
+        return self.engines_s.get(spent.SWAPS, 0.0) if self.engines_s else self.swap_stall_s
+
+    @property
+    def engine_busy_s(self) -> float:
+        """The same of those in which it computed or took weights."""
+        return self.engines_s.get(spent.COMPUTES, 0.0) + self.engine_stall_s if self.engines_s else self.generate_s
 
     def to_json(self) -> dict[str, Any]:
         """Not copied: it is written down for each group that ends."""

@@ -25,7 +25,7 @@ TOTALS = (
         "drop_words", "by reason", "What went wrong with the last group that was dropped; only where something did."
     ),
     Metric("reward_calls", "calls, by seconds", "Calls of reward functions by how long they took."),
-    Metric("generate_s", "seconds", "In which the engines computed."),
+    Metric("generate_s", "seconds", "In which the engines computed, added up over them."),
     Metric("train_s", "seconds", "In which the trainer computed, for batches that are done."),
     Metric(
         "mfu_s", "seconds", "That the trainer's steps would have taken at the rate of its devices' matrix products."
@@ -34,8 +34,8 @@ TOTALS = (
         "swap_stall_s",
         "seconds",
         "In which new weights kept the engines from decoding: their exchange, and computing again what was "
-        "interrupted.",
-        "longer a batch than training on it, and more than 5 % of the time",
+        "interrupted. Added up over the engines.",
+        "an engine's is longer a batch than training on it, and more than 5 % of the time",
         "use `async.swap: keep`, which goes on with the old keys and values, or train on more with each version "
         "(`rollout.prompts_per_batch`)",
         alarms.swap_is_slow,
@@ -53,7 +53,8 @@ TOTALS = (
     Metric(
         "engines_s",
         "seconds, by what for",
-        "What the engines' time went to; adds up to `elapsed_s`. The names are below.",
+        "What the engines' time went to, of several the mean of those that there were, lent ones left out; adds up to "
+        "`elapsed_s`. The names are below.",
         "they wait while the trainer waits too: each waits for the other",
         "raise what the name has in parentheses: `async.max_staleness`, `async.ahead` or `async.table_gib`",
     ),
@@ -176,9 +177,13 @@ SUMMARY = (
     Metric("best.metric", "", "By which it is the best, as `gsm/pass@1`."),
     Metric("best.value", "as the metric", "Of that version."),
     Metric("best.checkpoint", "", "Its folder in the run's; `checkpoints/best` leads to it. Null of version 0."),
-    Metric("time.generate_s", "seconds", "In which the engines computed."),
+    Metric("time.generate_s", "seconds", "In which the engines computed, added up over them."),
     Metric("time.train_s", "seconds", "In which the trainer computed, for batches that are done."),
-    Metric("time.swap_stall_s", "seconds", "In which new weights kept the engines from decoding."),
+    Metric(
+        "time.swap_stall_s",
+        "seconds",
+        "In which new weights kept the engines from decoding, added up over the engines.",
+    ),
     Metric(
         "time.trainer_s", "seconds, by what for", "What the trainer's time went to.", "see `trainer_s`", "see there"
     ),

@@ -27,7 +27,7 @@ class Lately:
     elapsed_s: float
     generated_tokens: int
     generated_samples: int
-    generate_s: float
+    engine_busy_s: float
     waited_s: float
     """That the trainer waited for rows of the batch."""
 
@@ -139,7 +139,7 @@ def _lately(batches: Iterable[BatchRecord]) -> list[Lately]:
                 now.elapsed_s - before.elapsed_s,
                 now.generated_tokens - before.generated_tokens,
                 now.generated_samples - before.generated_samples,
-                now.generate_s - before.generate_s,
+                now.engine_busy_s - before.engine_busy_s,
                 now.wait_s.get(_WAITED, 0.0) - before.wait_s.get(_WAITED, 0.0),
             )
         )
@@ -174,7 +174,7 @@ def _waited(batch: BatchRecord, lately: Lately) -> float | None:
 
 
 def _idle(batch: BatchRecord, lately: Lately) -> float | None:
-    return _percent(lately.elapsed_s - lately.generate_s, lately.elapsed_s)
+    return _percent(lately.elapsed_s - lately.engine_busy_s, lately.elapsed_s)
 
 
 def _percent(part: float, whole: float) -> float | None:
