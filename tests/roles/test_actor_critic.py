@@ -139,9 +139,10 @@ class House:
 
 @asynccontextmanager
 async def house(
-    runtime: VirtualRuntime, epochs: Epochs | None = None, turns: Turns | None = None
+    runtime: VirtualRuntime, epochs: Epochs | None = None, turns: Turns | None = None, warm_up: int = 0
 ) -> AsyncIterator[House]:
-    """`epochs`: over whole batches; one step from micro-batches as they come, unless given."""
+    """`epochs`: over whole batches; one step from micro-batches as they come, unless given. `warm_up`: first batches of
+    the critic alone."""
     consumers = [
         Consumer("actor", frozenset({"tokens", "advantages", "batch"})),
         Consumer("critic.update", frozenset({"tokens", "values", "returns", "batch"})),
@@ -175,7 +176,7 @@ async def house(
         found = [len(table.refs.get(row.row.columns["metadata"])["tokens"]) for row in step.rows]
         assert found == [3, 3]
         began = [table.refs.get(row.logprobs)[BEGAN].tolist() for row in step.rows if row.logprobs is not None]
-        assert began == [[-1.0] * 3] * 2
+        assert began == ([] if step.warm_up else [[-1.0] * 3] * 2)
         done.append(step)
 
     lineage = Lineage(0, {0: 2**62})
@@ -193,6 +194,7 @@ async def house(
         max_tokens_per_microbatch=3,
         whole=None if epochs is None else WholeBatches(epochs, recompute=False),
         critic=critic,
+        warm_up_batches=warm_up,
         trained=trained,
         after_step=after_step,
         turns=turns or NoTurns(),
@@ -230,10 +232,13 @@ def put(table: ExperienceTable, key: GroupKey, batch: int) -> list[RowId]:
 
 
 def virtually(
-    body: Callable[[House], Awaitable[None]], epochs: Epochs | None = None, turns: Turns | None = None
+    body: Callable[[House], Awaitable[None]],
+    epochs: Epochs | None = None,
+    turns: Turns | None = None,
+    warm_up: int = 0,
 ) -> None:
     async def main(runtime: VirtualRuntime) -> None:
-        async with house(runtime, epochs, turns) as made:
+        async with house(runtime, epochs, turns, warm_up) as made:
             await body(made)
 
     run_virtually(main)
@@ -266,6 +271,23 @@ def test_a_batch_is_gone_over_once_and_then_the_next() -> None:
         assert house.events == []
 
     virtually(body)
+
+
+def test_of_a_batch_that_the_critic_alone_learns_from_no_token_counts_as_trained() -> None:
+    async def body(house: House) -> None:
+        house.flow.batches = 2
+        for batch in range(2):
+            house.ids = house.ids if batch == 0 else put(house.table, GroupKey(0, 1, 0), 1)
+            for column in ("advantages", "values", "returns"):
+                house.write(column)
+            await house.settle()
+        assert (house.policy.steps, house.values.steps) == ([0, 2], [2, 2])
+        first, second = house.done
+        assert (first.stats.samples, first.stats.trained_samples, dict(first.stats.staleness)) == (2, 0, {})
+        assert (second.stats.samples, second.stats.trained_samples) == (2, 2)
+        assert sum(second.stats.staleness.values()) == second.stats.response_tokens
+
+    virtually(body, warm_up=1)
 
 
 def test_a_version_travels_while_the_next_batch_is_trained_on() -> None:

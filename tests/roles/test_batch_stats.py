@@ -84,6 +84,10 @@ def test_counts_of_a_batch() -> None:
     assert stats.masked_tokens == 1
     assert dict(stats.staleness) == {0: 1, 1: 2, 2: 1}
     assert stats.lost_branch_tokens == 1, "version 4 of branch 0 was taken back; version 3 was not, but is masked"
+    stats.leave_untrained()
+    assert (stats.samples, stats.reward, stats.response_tokens) == (2, 1.0, 5)
+    assert (stats.trained_samples, stats.masked_tokens, stats.lost_branch_tokens) == (0, 0, 0)
+    assert not stats.staleness
 
 
 def test_terms_are_means_over_the_samples_that_have_them() -> None:

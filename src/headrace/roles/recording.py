@@ -73,9 +73,7 @@ class RecordingRole:
             return None
         for row in rows:
             stats.add(row, self._rule.trained(row.header, batch), batch, self._rule, self._lineage)
-        # Nothing is trained, so nothing is stale.
-        stats.staleness.clear()
-        stats.lost_branch_tokens = 0
+        stats.leave_untrained()
         kept.enter_context(table.keep_refs(dict.fromkeys(row.group for row in rows)))
         table.ack(*leases)
         done = self._context.flow.step()

@@ -218,6 +218,8 @@ class ActorRole:
         kept.enter_context(self._context.table.keep_refs(dict.fromkeys(row.group for row, _ in work.rows)))
         kept.callback(self._free, work)
         self._context.table.ack(*work.leases)
+        if work.warm_up:
+            work.stats.leave_untrained()
         if self._trained is not None:
             await self._trained(batch, epochs[0], work.stats)
         done = self._context.flow.step()

@@ -138,6 +138,11 @@ class BatchStats:
             if lineage.lost(span.branch, span.number):
                 self.lost_branch_tokens += span.tokens
 
+    def leave_untrained(self) -> None:
+        """None of the rows is trained on: no token of theirs is stale, left out or lost."""
+        self.trained_samples = self.masked_tokens = self.lost_branch_tokens = 0
+        self.staleness.clear()
+
 
 def _tokens(spans: Iterable[Span]) -> int:
     return sum(span.tokens for span in spans)
