@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 import observe_samples as samples
+import pytest
 
 from headrace.observe.record import BatchRecord, EpochRecord, Totals
 from headrace.observe.trackers.names import UNNAMED, batch_values, evaluation_values
@@ -83,6 +84,23 @@ def test_staleness_is_told_by_mean_and_by_age() -> None:
     assert (values["staleness/mean"], values["staleness/max"]) == (0.5, 2.0)
     assert (values["staleness/tokens/0"], values["staleness/tokens/2"]) == (60.0, 20.0)
     assert "staleness/mean" not in batch_values(samples.batch(0, staleness={}))
+
+
+@pytest.mark.parametrize("why", [{"warm_up": True}, {"only_recorded": True}, {"truncated_samples": 16}, {}])
+def test_of_a_batch_without_a_step_nothing_is_told_that_a_step_measures(why: dict[str, Any]) -> None:
+    measured = {
+        *("policy/loss", "policy/grad_norm", "policy/lr", "policy/clip_fraction", "policy/approx_kl"),
+        *("policy/entropy", "policy/kept_mass", "reference/kl", "drift/mean_abs", "drift/max_abs", "own/one"),
+        *("correction/weight_mean", "correction/outside_share", "correction/effective_share"),
+    }
+    zeros = dict.fromkeys(("behavior_outside_share", "effective_token_share", "entropy", "kept_mass"), 0.0)
+    others = {"reference_kl": 0.0, "own": {"one": 0.0}, "mismatch_mean_abs": 1e-7, "critic_loss": 0.5, **zeros}
+    stepped = batch_values(samples.batch(0, **others))
+    assert measured <= stepped.keys()
+    told = batch_values(samples.batch(0, trained_tokens=0, staleness={}, **others, **why))
+    assert measured.isdisjoint(told)
+    assert told["reward/mean"] == stepped["reward/mean"]
+    assert (told["critic/loss"], told["mismatch/mean_abs"], told["tokens/trained"]) == (0.5, 1e-7, 0.0)
 
 
 def test_what_was_not_measured_is_left_out() -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from headrace.config.evaluation import PLAIN
-from headrace.observe.record import BatchRecord, EpochRecord, Totals
+from headrace.observe.record import BatchRecord, EpochRecord, Totals, no_step
 from headrace.observe.run_record import Evaluation
 
 BATCH: Mapping[str, str] = {
@@ -64,6 +64,25 @@ BATCH_BY_NAME: Mapping[str, str] = {
     "own": "own",
 }
 """Those that are numbers by name: `reward/terms/NAME`."""
+STEP = frozenset(
+    {
+        "loss",
+        "grad_norm",
+        "lr",
+        "clip_fraction",
+        "approx_kl",
+        "entropy",
+        "kept_mass",
+        "reference_kl",
+        "behavior_weight_mean",
+        "behavior_outside_share",
+        "effective_token_share",
+        "drift_mean_abs",
+        "drift_max_abs",
+        "own",
+    }
+)
+"""Fields of `BatchRecord` that a step of the policy measures: of a batch without one they are 0 and say nothing."""
 EPOCH: Mapping[str, str] = {
     "steps": "steps",
     "approx_kl": "approx_kl",
@@ -131,9 +150,11 @@ def _evaluation(evaluation: Evaluation) -> Iterator[tuple[str, float]]:
 
 
 def _batch(record: BatchRecord) -> Iterator[tuple[str, float]]:
-    yield from _numbers(record, BATCH)
+    silent = frozenset[str]() if no_step(record) is None else STEP
+    yield from _numbers(record, {field: name for field, name in BATCH.items() if field not in silent})
     for field, name in BATCH_BY_NAME.items():
-        yield from _by_name(name, getattr(record, field))
+        if field not in silent:
+            yield from _by_name(name, getattr(record, field))
     yield from _staleness(record.staleness)
     for place, epoch in enumerate(record.epochs, start=1):
         for name, value in _numbers(epoch, EPOCH):
