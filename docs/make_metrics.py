@@ -15,7 +15,8 @@ made from `src/headrace/observe/metrics/` by `python docs/make_metrics.py`; the 
 reason of each number, are in `src/headrace/observe/alarms.py`.
 
 `headrace inspect RUN --batches` prints the record of each batch, a JSON object a line, `headrace inspect RUN --json`
-what `summary.json` holds. A share is from 0 to 1. What was not measured is null.
+what `summary.json` holds. A share is from 0 to 1. What was not measured is null, and so is what is not
+finite, as a loss that is NaN.
 
 """
 PARTS: dict[str, tuple[Metric, ...]] = {

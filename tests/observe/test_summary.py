@@ -1,4 +1,5 @@
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,6 +187,41 @@ def test_the_file_is_json_and_replaced_whole(tmp_path: Path) -> None:
     write_summary(path, summary)
     assert json.loads(path.read_text()) == summary
     assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_what_is_not_finite_is_null_in_the_file(tmp_path: Path) -> None:
+    batches = (
+        samples.batch(0, reward_mean=-math.inf, reward_terms={"math": math.nan}, **gap(80, 2, 5)),
+        samples.batch(1, drift_mean_abs=math.nan),
+    )
+    write_summary(tmp_path / "summary.json", build_summary(samples.run(batches=batches)))
+    told = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert told["reward"] == {
+        "first": None,
+        "last": 0.25,
+        "terms": {"math": {"first": None, "last": None}},
+        "call_p50_s": None,
+        "call_p99_s": None,
+    }
+    assert told["drift"] == {"mean_abs": None, "max_abs": 0.3}
+    assert told["mismatch"]["max_abs"] == 5e-7
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_the_largest_of_a_run_is_nan_if_one_batch_has_it(place: int) -> None:
+    values = [0.1, 0.2]
+    values.insert(place, math.nan)
+    batches = tuple(
+        samples.batch(number, drift_max_abs=value, mismatch_max_abs=value) for number, value in enumerate(values)
+    )
+    summary = build_summary(samples.run(batches=batches))
+    assert math.isnan(summary["drift"]["max_abs"])
+    assert math.isnan(summary["mismatch"]["max_abs"])
+
+
+def test_batches_on_which_nothing_was_trained_have_no_drift() -> None:
+    untrained = [samples.batch(number, trained_tokens=0, drift_max_abs=0.0, warm_up=True) for number in range(2)]
+    assert build_summary(samples.run(batches=tuple(untrained)))["drift"] == {"mean_abs": None, "max_abs": None}
 
 
 def test_a_batch_record_survives_json() -> None:

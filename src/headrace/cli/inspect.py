@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from rich.console import RenderableType
 
 from headrace.cli.piped import PipedConsole
 from headrace.config.values.paths import path_of
+from headrace.observe.finite_json import finite_json
 from headrace.observe.offline import summary as offline_summary
 from headrace.observe.offline.record import OfflineStep
 from headrace.observe.offline.run_record import OfflineWatcher
@@ -52,8 +52,8 @@ def _tell(
 ) -> None:
     if args.batches:
         for batch in batches:
-            print(json.dumps(batch.to_json()))
+            print(finite_json(batch.to_json()))
     elif args.json:
-        print(json.dumps(summary, indent=2))
+        print(finite_json(summary, indent=2))
     else:
         console.print(described())

@@ -8,14 +8,15 @@ times, not in what was trained.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from headrace.config.evaluation import PLAIN
 from headrace.observe.durations import quantile
+from headrace.observe.finite_json import finite_json
+from headrace.observe.largest import largest
 from headrace.observe.metrics import ringing
 from headrace.observe.record import BatchRecord
 from headrace.observe.run_record import Evaluation, RunRecord
@@ -85,12 +86,12 @@ def build_summary(run: RunRecord) -> dict[str, Any]:
         },
         "mismatch": {
             "mean_abs": _mean(batches, "mismatch_mean_abs", per="mismatch_tokens"),
-            "max_abs": max((b.mismatch_max_abs for b in batches if b.mismatch_max_abs is not None), default=None),
+            "max_abs": _largest(batch.mismatch_max_abs for batch in batches),
             "tokens": sum(batch.mismatch_tokens for batch in batches),
         },
         "drift": {
             "mean_abs": _mean(batches, "drift_mean_abs"),
-            "max_abs": max((batch.drift_max_abs for batch in batches), default=None),
+            "max_abs": _largest(batch.drift_max_abs for batch in batches if batch.trained_tokens),
         },
         "kept_mass": {
             "first": batches[0].kept_mass if batches else None,
@@ -103,8 +104,8 @@ def build_summary(run: RunRecord) -> dict[str, Any]:
 
 
 def write_summary(path: Path, summary: dict[str, Any], files: Files = LOCAL) -> None:
-    """Whole or not at all. Raises DiskFull."""
-    write_whole(path, (json.dumps(summary, indent=2) + "\n").encode(), files)
+    """Whole or not at all; what is not finite as null. Raises DiskFull."""
+    write_whole(path, (finite_json(summary, indent=2) + "\n").encode(), files)
 
 
 def staleness_histogram(batches: Sequence[BatchRecord]) -> dict[int, int]:
@@ -177,6 +178,12 @@ def _nonpad_share(batches: Sequence[BatchRecord]) -> float | None:
     computed = sum(batch.forwarded_tokens for batch in batches)
     padding = sum(batch.padding_tokens for batch in batches)
     return _ratio(computed, computed + padding)
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    """Of those that were measured; NaN if one is."""
+    known = [value for value in values if value is not None]
+    return largest(known) if known else None
 
 
 def _mean(batches: Sequence[BatchRecord], field: str, *, per: str = "trained_tokens") -> float | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace.config import ConfigError
 from headrace.controller.begin import Begin
+from headrace.observe.finite_json import finite_json
 from headrace.offline.replaced_folder import ReplacedFolder
 from headrace.store import RunExists, RunMissing, RunStore, StoreError
 from headrace.store.media.files import write_whole
@@ -136,9 +137,9 @@ class OutputFolder:
         self._model.replace(export)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Raises DiskFull or another StoreError."""
+        """What is not finite as null. Raises DiskFull or another StoreError."""
         with self._model.writing(self._summary):
-            write_whole(self._summary, (json.dumps(summary, indent=2) + "\n").encode())
+            write_whole(self._summary, (finite_json(summary, indent=2) + "\n").encode())
 
     def read_summary(self) -> dict[str, Any] | None:
         """What was written last, if it can be read."""
