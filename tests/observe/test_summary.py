@@ -78,7 +78,7 @@ def test_names_and_values() -> None:
             "generated_per_s": 100.0,
             "trained_per_s": pytest.approx(200 / 3.5),
             "masked": 0,
-            "nonpad_share": 360 / 400,
+            "nonpad_share": 320 / 360,  # 40 of 3 x 120 were padding
         },
         # 100 tokens of staleness 0, 40 of 1, 60 of 2.
         "staleness": {"max": 2, "mean": 160 / 200, "histogram": {"0": 100, "1": 40, "2": 60}},

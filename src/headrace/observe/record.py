@@ -91,6 +91,7 @@ class BatchRecord:
     forwarded_tokens: int
     """Tokens of the packed rows that the trainer's steps computed, prompts included, in all epochs."""
     padding_tokens: int
+    """Of these, those that belong to no sample."""
     masked_tokens: int
     """Policy tokens left out of the loss because they were staler than the bound."""
     lost_branch_tokens: int

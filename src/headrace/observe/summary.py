@@ -177,7 +177,7 @@ def _set(evaluations: Sequence[Evaluation]) -> dict[str, Any]:
 def _nonpad_share(batches: Sequence[BatchRecord]) -> float | None:
     computed = sum(batch.forwarded_tokens for batch in batches)
     padding = sum(batch.padding_tokens for batch in batches)
-    return _ratio(computed, computed + padding)
+    return _ratio(computed - padding, computed)
 
 
 def _largest(values: Iterable[float | None]) -> float | None:
