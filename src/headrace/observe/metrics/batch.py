@@ -182,7 +182,9 @@ STEP = (
     Metric(
         "clip_fraction",
         "share",
-        "Trained tokens whose ratio was clipped. With one step a batch the ratio is 1, and it is 0.",
+        "Trained tokens whose ratio was clipped. With one step a batch, or `algorithm.proximal: current`, the ratio is "
+        "1, and it is 0; not so where the ratio is to the policy that sampled (`algorithm.objective: naive`, "
+        "`algorithm.proximal: behavior`).",
         "above about 0.2: most of what a step could do is cut off",
         "lower `trainer.optimizer.lr`, `algorithm.updates_per_batch` or `algorithm.epochs_per_batch`",
     ),
