@@ -55,10 +55,10 @@ def nll(logprobs: torch.Tensor, micro: MicroBatch) -> LossTerms:
 def trainer_of(size: str, dtype: torch.dtype, steps: int) -> tuple[HFTrainer, MicroBatch, float]:
     """A trainer, its batch, and the operations of that."""
     model: Any = make_model(large=True, dtype=torch.float32) if size == "5M" else model_of(size)
-    vocabulary, width = model.config.vocab_size, model.config.hidden_size
+    vocabulary = model.config.vocab_size
     batch = BATCHES[size]
     lengths = [batch.prompt + batch.response] * batch.samples
-    operations = TrainingOperations(model).of(lengths) - 6.0 * vocabulary * width * batch.prompt * batch.samples
+    operations = TrainingOperations(model).of(lengths, heads=batch.response * batch.samples)
     config = TrainerConfig(optimizer=OptimizerConfig(lr=1e-5))
     trainer = HFTrainer(model, config=config, loss=nll, total_steps=steps, dtype=dtype)
     return trainer, batch.packed(vocabulary), operations

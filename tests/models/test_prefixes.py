@@ -15,6 +15,7 @@ def test_by_hand() -> None:
     shared = SharedPrefixes.of(tokens, [6, 7, 4])
     assert shared.kept.tolist() == [0, 1, 2, 3, 4, 5, 11, 12, 13, 14, 15, 16]
     assert shared.source.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
+    assert shared.own([6, 7, 4]).tolist() == [6, 2, 4]
 
 
 @settings(max_examples=300, deadline=None)
@@ -32,6 +33,7 @@ def test_what_stands_for_a_token_has_the_same_tokens_before_it(rows: list[list[i
     for place, computed in enumerate(shared.source):
         assert past(place) == past(int(shared.kept[computed]))
     assert sorted(shared.source[shared.kept]) == list(range(len(shared.kept)))
+    assert sum(shared.own([len(row) for row in rows])) == len(shared.kept)
 
 
 def test_none_shares_nothing() -> None:

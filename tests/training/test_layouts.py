@@ -226,7 +226,11 @@ def test_ranks_step_as_one_does(ran: Path, name: str) -> None:
     for stat, value in one.report["stats"].items():
         assert found.report["stats"][stat] == pytest.approx(value, rel=1e-6, abs=2e-5), stat
     assert found.report["maxima"] == one.report["maxima"]
-    assert found.report["operations"] == one.report["operations"]
+    computed = [(each.report["operations"], each.report["forwarded_tokens"]) for each in (found, one)]
+    if "p" in name.split("-")[1]:  # samples that begin alike are in different micro-batches of a pipeline
+        assert computed[0] >= computed[1]
+    else:
+        assert computed[0] == computed[1]
     assert np.allclose(found.report["begun"], one.report["begun"], rtol=0, atol=5e-6)
     assert np.allclose(found.report["now"], one.report["now"], rtol=0, atol=2e-5)
     rounding = OF_SPLIT_SUMS if "t2" in name.split("-")[1] else TO_ROUNDING

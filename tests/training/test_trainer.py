@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from devices import DEVICE
@@ -25,7 +27,7 @@ from training_helpers import (
 from headrace.config import ConfigError
 from headrace.config.trainer import OptimizerConfig, TrainerConfig
 from headrace.models.logprobs import token_logprobs
-from headrace.models.operations import multiplying
+from headrace.models.operations import TrainingOperations, multiplying
 from headrace.models.packing import PackRow, pack, plan_microbatches
 from headrace.runtime.heap import Heap
 from headrace.runtime.progress import rest
@@ -75,6 +77,21 @@ def test_any_split_into_micro_batches_gives_the_whole_batch(assignment: list[int
     assert b.maxima == pytest.approx(a.maxima, rel=1e-6)
     assert a.maxima["length"] == 17
     assert (a.forwarded_tokens, a.padding_tokens) == (b.forwarded_tokens, b.padding_tokens) == (sum(LENGTHS), 0)
+
+
+def test_a_report_counts_what_samples_begin_with_once() -> None:
+    """By hand: a prompt of 10 tokens, with eight answers of 3 behind it."""
+    trainer = make_trainer()
+    rows = [make_rows([13])[0]] * 8
+    for place, row in enumerate(rows):
+        tokens = row.tokens.copy()
+        tokens[10:] = place
+        rows[place] = replace(row, tokens=tokens, mask=np.arange(13) >= 10)
+    micro = pack(rows)
+    trainer.accumulate(micro)
+    report = trainer.step()
+    assert (report.forwarded_tokens, report.trained_tokens, report.padding_tokens) == (10 + 8 * 3, 24, 0)
+    assert report.operations == TrainingOperations(trainer.model).computed(trainer._lm, micro).operations
 
 
 def test_whether_sums_can_be_in_order_is_tried_before_ranks_come_together() -> None:

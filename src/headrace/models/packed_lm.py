@@ -83,6 +83,14 @@ class PackedLM(nn.Module):
         text = self.model.config.get_text_config()
         return self._routed_layers, int(text.num_experts_per_tok), int(text.num_experts)
 
+    def prefixes(self, tokens: Tensor, lengths: list[int], experts: Tensor | None = None) -> SharedPrefixes:
+        """What a pass over N tokens that make up samples of these lengths computes once. `experts`: see
+        `hidden_states`."""
+        if self.forward_kind is not PackedForward.SEGMENTS or not self.has_plain_head:
+            return SharedPrefixes.none(len(tokens))
+        routed = None if experts is None else experts.flatten(1).cpu().numpy()
+        return SharedPrefixes.of(tokens.cpu().numpy(), lengths, routed)
+
     def hidden_states(
         self, tokens: Tensor, positions: Tensor, lengths: list[int], at: Tensor, experts: Tensor | None = None
     ) -> Tensor:
@@ -119,7 +127,7 @@ class PackedLM(nn.Module):
 
     def carried_tokens(self, tokens: Tensor, lengths: list[int], experts: Tensor | None = None) -> int:
         """Of how many tokens this process has hidden states, between its layers."""
-        return self._own(len(_prefixes(tokens, lengths, experts).kept))
+        return self._own(len(self.prefixes(tokens, lengths, experts).kept))
 
     def _own(self, computed: int) -> int:
         shared = self.shared
@@ -130,7 +138,7 @@ class PackedLM(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Hidden states of the tokens that are computed, [1, own, hidden], as far as this process has them; and which
         of all of them each of the N tokens is, [N]."""
-        prefixes = _prefixes(tokens, lengths, experts)
+        prefixes = self.prefixes(tokens, lengths, experts)
         kept, source = (torch.from_numpy(places).to(tokens.device) for places in (prefixes.kept, prefixes.source))
         segments = SegmentPlan.of(lengths, tokens.device, prefixes)
         ids, places = tokens[kept], positions[kept]
@@ -255,11 +263,6 @@ def output_layer(model: Any) -> Any:
     """What turns hidden states into logits: over the vocabulary, or of a classifier of tokens into its classes."""
     head: nn.Module | None = model.get_output_embeddings()
     return head or getattr(model, "score", None) or getattr(model, "classifier", None)
-
-
-def _prefixes(tokens: Tensor, lengths: list[int], experts: Tensor | None) -> SharedPrefixes:
-    routed = None if experts is None else experts.flatten(1).cpu().numpy()
-    return SharedPrefixes.of(tokens.cpu().numpy(), lengths, routed)
 
 
 def agree(value: Tensor, expected: Tensor) -> bool:

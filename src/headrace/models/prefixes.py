@@ -57,6 +57,11 @@ class SharedPrefixes:
             computed += own
         return SharedPrefixes(np.concatenate(kept), source)
 
+    def own(self, lengths: Sequence[int]) -> NDArray[np.int64]:
+        """[S]: of each of the S samples, which have these lengths, how many tokens are computed for itself: its last
+        ones."""
+        return np.diff(np.searchsorted(self.kept, np.cumsum([0, *lengths])))
+
 
 def _common(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
     """How many tokens the two begin with in common."""

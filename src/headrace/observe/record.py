@@ -89,7 +89,8 @@ class BatchRecord:
     trained_tokens: int
     """Tokens that entered the loss, however many epochs there were."""
     forwarded_tokens: int
-    """Tokens of the packed rows that the trainer's steps computed, prompts included, in all epochs."""
+    """Tokens that the trainer's steps computed, prompts included, in all epochs; those that samples of a micro-batch
+    begin with once."""
     padding_tokens: int
     """Of these, those that belong to no sample."""
     masked_tokens: int

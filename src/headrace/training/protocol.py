@@ -66,10 +66,11 @@ class StepReport:
     stats: dict[str, float]
     maxima: dict[str, float]
     forwarded_tokens: int
+    """That were computed: those that samples of a micro-batch begin with once."""
     trained_tokens: int
     padding_tokens: int
     operations: float = 0.0
-    """Model FLOPs of the batch's rows, forward and backward (`models/operations.py`)."""
+    """Model FLOPs of what was computed, forward and backward (`models/operations.py`)."""
     read_bytes: int = 0
     """Of rows' arrays that were read by ref since the step before: of all ranks."""
     told_bytes: int = 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from headrace.models.operations import NOTHING, Computed
 from headrace.models.packing import MicroBatch
 from headrace.training.protocol import LossTerms, Scalar, StepReport
 
@@ -22,7 +23,8 @@ class BatchSums:
     """Places of the packed rows that belong to no sample."""
     operations: float = 0.0
 
-    def add(self, terms: LossTerms, micro: MicroBatch, operations: float = 0.0) -> None:
+    def add(self, terms: LossTerms, micro: MicroBatch, computed: Computed = NOTHING) -> None:
+        """`computed`: by a training pass; nothing where there was none."""
         self.numerator = self.numerator + terms.numerator.detach()
         self.denominator = self.denominator + _plain(terms.denominator)
         for name, value in terms.stats.items():
@@ -30,9 +32,9 @@ class BatchSums:
         for name, value in terms.maxima.items():
             best = self.maxima.get(name)
             self.maxima[name] = _plain(value) if best is None else _larger(best, _plain(value))
-        self.forwarded_tokens += micro.num_tokens
+        self.forwarded_tokens += computed.tokens
         self.trained_tokens = self.trained_tokens + micro.mask.sum()
-        self.operations += operations
+        self.operations += computed.operations
         self.padding_tokens += micro.num_tokens - int(micro.sequence_starts[-1])
 
     def report(self, *, grad_norm: float, lr: float, skipped: bool) -> StepReport:

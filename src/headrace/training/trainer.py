@@ -179,7 +179,8 @@ class HFTrainer:
         with deterministic() if self._in_order else nullcontext():
             passed = self._passed(micro) if self._joint is None else self._joint.train(self._outputs, self._loss, micro)
         for part, terms in passed:
-            self._sums.add(terms, part, self._operations.of(part.lengths))
+            own = given if part is micro else part  # whose device need not be waited for
+            self._sums.add(terms, part, self._operations.computed(self._lm, own))
         return {
             name: torch.cat([terms.columns[name] for _, terms in passed]).to(given.tokens.device)
             for name in (passed[0][1].columns if passed else ())

@@ -29,7 +29,8 @@ SIZES = (
     Metric(
         "forwarded_tokens",
         "tokens",
-        "Tokens that the trainer's steps computed, prompts included, in all epochs.",
+        "Tokens that the trainer's steps computed, prompts included, in all epochs. A prompt that samples of a "
+        "micro-batch share counts once.",
         "many times `trained_tokens`: prompts are long beside the answers",
         "raise `rollout.samples_per_prompt` (a group shares the pass over its prompt), or "
         "`trainer.max_tokens_per_microbatch`",
@@ -322,7 +323,8 @@ TIMES = (
         "share",
         "Model FLOPs utilisation: operations of the batch's rows, forward and backward, of those that the trainer's "
         "devices could have made in the time in which it computed, at the rate of a large matrix product that was "
-        "measured when the run began. What is computed twice does not count.",
+        "measured when the run began. A prompt that samples of a micro-batch share counts once, the output layer "
+        "where tokens are trained; what is computed twice does not count.",
         "far lower than with larger micro-batches",
         "raise `trainer.max_tokens_per_microbatch`; `model.gradient_checkpointing: false`, if memory allows",
     ),

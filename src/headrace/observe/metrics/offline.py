@@ -71,7 +71,7 @@ OFFLINE_STEP = (
         "lower `trainer.optimizer.lr`, use `model.dtype: float32`, or mend a loss of yours",
     ),
     Metric("trained_tokens", "tokens", "Tokens of responses."),
-    Metric("forwarded_tokens", "tokens", "Tokens that were computed, prompts included."),
+    Metric("forwarded_tokens", "tokens", "Tokens that were computed, prompts included; what a pair begins with once."),
     Metric("padding_tokens", "tokens", "Positions that were computed for nothing."),
     Metric("elapsed_s", "seconds", "Of training, all processes together and without evaluations, when it was done."),
 )
