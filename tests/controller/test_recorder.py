@@ -93,6 +93,12 @@ def test_a_log_prob_that_is_nan_is_seen_in_drift_and_mismatch() -> None:
     assert math.isnan(record.mismatch_max_abs)
 
 
+def test_the_kl_of_an_epochs_steps_is_told_where_each_of_them_tells_it() -> None:
+    told = replace(STEP, stats={"step_kl": 2.0}), replace(STEP, stats={"step_kl": 4.0})
+    assert recorded(step(*told)).epochs[0].step_kl == 0.375
+    assert recorded(step(*told, STEP)).epochs[0].step_kl is None
+
+
 def test_rewards_are_means_of_samples_and_of_episodes() -> None:
     """One right in one history, one wrong in four."""
     stats = BatchStats(samples=5)

@@ -71,6 +71,7 @@ def test_names_are_such_as_every_tracker_takes() -> None:
     assert values["reward/terms/L_nge__"] == 0.5
     assert values["time/wait_s/actor/rows_of_the_batch"] == 0.4
     assert values["epoch/1/step_kl"] == 0.2
+    assert "epoch/1/step_kl" not in batch_values(samples.batch(0, epochs=(EpochRecord(1, 0.1, None, 0.3),)))
 
 
 def test_names_that_are_the_same_once_they_are_plain_stay_apart() -> None:

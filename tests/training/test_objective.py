@@ -69,6 +69,33 @@ def test_log_probs_are_interpolated_to_where_the_steps_before_led(made: int, ver
     assert float(terms.stats["clipped"]) == (3 if (made, version) == (1, 5) else 0)
 
 
+@pytest.mark.parametrize(
+    ("settings", "proximal", "made", "kl"),
+    [
+        ({"proximal": "recompute"}, True, 3, 1.1036383),
+        ({"proximal": "recompute"}, True, 0, 1.1036383),
+        ({"proximal": "loglinear", "loss": "m2po", "objective": "naive"}, True, 3, 1.1036383),
+        ({"proximal": "behavior"}, False, 0, 0.0),
+        ({"proximal": "behavior"}, False, 3, None),
+        ({"proximal": "behavior", "epochs_per_batch": 2}, False, 3, None),
+        ({"proximal": "loglinear"}, False, 0, 0.0),
+        ({"proximal": "loglinear"}, False, 3, None),
+        ({"proximal": "current"}, False, 3, None),
+    ],
+)
+def test_the_steps_kl_is_told_where_it_is_known_what_the_batch_began_with(
+    settings: dict[str, object], proximal: bool, made: int, kl: float | None
+) -> None:
+    """By hand: three tokens that were at -1 when the batch began are at -2, so that k3 is e^-1 - 1 + 1 each. Who meets
+    a sample before a later step of the batch alone has not seen it at -1, and leaves nothing for epochs to come."""
+    config = AlgorithmConfig(updates_per_batch=4, **settings)
+    given = {"proximal": np.full(4, -1.0, np.float32)} if proximal else {}
+    columns = micro(logprobs=np.full(4, -1.5, np.float32), made=np.full(4, made, np.float32), **given)
+    terms = PolicyObjective(config, PolicyLoss(config))(torch.full((4,), -2.0), columns)
+    assert terms.stats.get("step_kl") == (None if kl is None else pytest.approx(kl))
+    assert not terms.columns
+
+
 def test_one_step_leaves_the_policys_own_logprobs() -> None:
     config = AlgorithmConfig()
     terms = PolicyObjective(config, PolicyLoss(config))(torch.tensor(BEHAVIOR), micro())

@@ -63,7 +63,8 @@ class PolicyTokens:
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """What a user's own loss is called with beside."""
     trainer: Tensor | None = None
-    """Log-probs under the weights that the batch begins with; `proximal` unless given."""
+    """Log-probs under the weights that the batch begins with, or the policy's own where those are not known; `proximal`
+    unless given."""
     fresh: Tensor | None = None
     """Which tokens these weights sampled, so that trainer and engine should agree on them; all unless given."""
     whole_entropy: Tensor | None = None

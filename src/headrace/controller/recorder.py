@@ -219,7 +219,8 @@ def _epoch(reports: Sequence[StepReport]) -> EpochRecord:
     def mean(name: str) -> float:
         return sum(report.stats.get(name, 0.0) for report in reports) / tokens
 
-    return EpochRecord(len(reports), mean("approx_kl"), mean("step_kl"), mean("clipped"))
+    step_kl = mean("step_kl") if all("step_kl" in report.stats for report in reports) else None
+    return EpochRecord(len(reports), mean("approx_kl"), step_kl, mean("clipped"))
 
 
 def _tokens(reports: Sequence[StepReport]) -> int:

@@ -70,8 +70,9 @@ class EpochRecord:
     """Optimiser steps."""
     approx_kl: float
     """k3 estimate of KL(behaviour || current)."""
-    step_kl: float
-    """k3 estimate of KL(proximal || current): how far the steps on this batch have moved the policy."""
+    step_kl: float | None
+    """k3 estimate of KL(policy that the batch began with || current): how far the steps on this batch have moved the
+    policy. None: of several steps without recomputed log-probs, which do not know where it began."""
     clip_fraction: float
 
 

@@ -18,7 +18,7 @@ from headrace.config.values.name_or_function import is_own
 from headrace.models.logprobs import Column, token_columns
 from headrace.models.packed_lm import PackedLM
 from headrace.models.packing import MicroBatch
-from headrace.training.protocol import LossTerms
+from headrace.training.protocol import LossTerms, Scalar
 
 
 def policy_columns(config: AlgorithmConfig, *, own_proximal: bool = False) -> tuple[str, ...]:
@@ -35,7 +35,8 @@ def policy_columns(config: AlgorithmConfig, *, own_proximal: bool = False) -> tu
 
 def _interpolates(config: AlgorithmConfig) -> bool:
     """Whether the proximal policy's log-probs are worked out from the current and the behaviour policy's."""
-    return config.steps_per_batch > 1 and (config.proximal == "loglinear" or is_own(config.proximal))
+    works_out = config.proximal == "loglinear" or is_own(config.proximal)
+    return config.steps_per_batch > 1 and works_out and not config.needs_proximal
 
 
 class PolicyObjective:
@@ -60,8 +61,10 @@ class PolicyObjective:
         proximal = columns.get("proximal")
         interpolates, left = _interpolates(self._config), {}
         began = columns.get("began") if proximal is None or interpolates else proximal
+        has_moved = False
         if began is None:
             began = left["began"] = logprobs.detach()
+            has_moved = self._config.updates_per_batch > 1 and float(columns["made"][0]) > 0
         if self._config.proximal == "behavior":
             proximal = columns["logprobs"]
         elif proximal is None and interpolates:
@@ -89,13 +92,16 @@ class PolicyObjective:
                 columns={name: columns[name] for name in self._config.loss_reads},
             ),
         )
+        stats: dict[str, Scalar] = dict(terms.stats)
+        if has_moved:  # from what it began with, which is not known
+            del stats["step_kl"]
         return LossTerms(
             numerator=terms.numerator,
             denominator=terms.denominator,
-            stats=dict(terms.stats),
+            stats=stats,
             maxima=dict(terms.maxima),
-            # The first epoch's, when the policy is nearest to the one that the batch began with, are those of all.
-            columns=left if self._config.epochs_per_batch > 1 or self._config.steps_per_batch == 1 else {},
+            # With one step an epoch the first one's are those of all: the batch begins with them.
+            columns=left if self._config.updates_per_batch == 1 else {},
         )
 
 

@@ -244,7 +244,8 @@ EPOCH = (
     Metric(
         "step_kl",
         "nats a token",
-        "k3 estimate of KL(policy that the batch began with || policy that is trained).",
+        "k3 estimate of KL(policy that the batch began with || policy that is trained); null with several steps in a "
+        "pass and no `algorithm.proximal: recompute`, since the former is not known.",
         "above about 0.02 in the last pass",
         "set `algorithm.stop_kl`, or lower `algorithm.epochs_per_batch`",
     ),
