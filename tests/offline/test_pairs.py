@@ -13,8 +13,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from headrace.cli.main import main
 from headrace.config import ConfigError, DPOConfig, RMConfig
 from headrace.models.loading import load_tokenizer
+from headrace.models.packing import PackRow, pack
 from headrace.offline.demonstrations import read_pairs
 from headrace.offline.pairs import run_dpo, run_rm
+from headrace.offline.trained.of_pairs import preference_model, scoring_model
+from headrace.training.layouts.ranks import WHOLE
 
 PAIRS = [
     {"prompt": f"{letter}:", "chosen": letter.upper() * 3, "rejected": letter * (1 + place % 4)}
@@ -145,3 +148,41 @@ def test_a_loss_of_the_users_own_gets_pairs_that_are_alike(tmp_path: Path, model
     assert len(read_pairs(config.data, tokenizer, end_token_id=0, max_context=96, compares=False)) == 1
     with pytest.raises(ConfigError, match="the rejected response of every pair is the chosen one"):
         read_pairs(config.data, tokenizer, end_token_id=0, max_context=96)
+
+
+OWN_LOSSES = """
+from headrace.algorithms.losses import PairLoss
+from headrace.algorithms.segments import add_up
+
+def gain(logprobs, reference, mask, sample_index, pair_index, chosen):
+    logprobs.sub_(reference)
+    of_samples = add_up(logprobs * mask, sample_index, len(chosen))
+    return PairLoss(of_samples[1::2] - of_samples[0::2], {})
+
+def distance(scores, pair_index, chosen):
+    scores.mul_(3.0)
+    return PairLoss(scores[1::2] - scores[0::2], {})
+"""
+
+
+def test_a_loss_of_the_users_own_may_change_in_place_what_it_is_given(tmp_path: Path) -> None:
+    """What is told beside it is of the model's own log-probs and scores."""
+    path = tmp_path / "losses.py"
+    path.write_text(OWN_LOSSES)
+    values, device = settings(tmp_path, make_model(tmp_path / "model", "qwen3")), torch.device("cpu")
+    masks = np.arange(6) >= 2, np.arange(4) >= 2
+    micro = pack([PackRow(np.arange(len(mask)) + 3, mask, {"reference": -1.0}) for mask in masks])
+
+    dpo = DPOConfig.model_validate({**values, "loss": f"{path}:gain"})
+    policy = preference_model(dpo, device, 1, WHOLE)
+    chosen, rejected = policy.trainer.logprobs(micro).split([6, 4])
+    policy.trainer.accumulate(micro)
+    told = policy.trainer.step().stats
+    assert told["chosen_logprob"] == pytest.approx(float(chosen.sum()), rel=1e-5)
+    assert told["rejected_logprob"] == pytest.approx(float(rejected.sum()), rel=1e-5)
+    assert told["reference_chosen_logprob"] == -4
+    assert told["chosen_reward"] == pytest.approx(dpo.beta * float(chosen.sum() + 4), rel=1e-4)
+
+    judge = scoring_model(RMConfig.model_validate({**values, "loss": f"{path}:distance"}), device, 1, WHOLE)
+    torch.nn.init.constant_(judge.trainer.model.score.bias, 0.5)
+    assert judge.measure(micro).stats["chosen_reward"] == pytest.approx(0.5)

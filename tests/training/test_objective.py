@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.algorithms.losses import Loss
+from headrace.algorithms.pieces import Pieces
 from headrace.algorithms.policy_loss import LossTerms, PolicyLoss, PolicyTokens
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.models.packing import MicroBatch, PackRow, pack
@@ -102,3 +104,23 @@ def test_one_step_leaves_the_policys_own_logprobs() -> None:
     assert list(terms.columns) == ["began"]
     torch.testing.assert_close(terms.columns["began"], torch.tensor(BEHAVIOR))
     assert float(terms.stats["drift_abs"]) == 0.0
+
+
+def test_a_loss_of_the_users_own_may_change_log_probs_in_place() -> None:
+    """Also where they are one of several columns; what is told beside it is of the policy's own. By hand: each token is
+    0.5 likelier than where it was sampled, and the gradient of the three is -2 each."""
+
+    def own(logprobs: torch.Tensor, *given: torch.Tensor) -> Loss:
+        logprobs *= -2.0
+        return Loss(logprobs, {})
+
+    config, pieces = AlgorithmConfig(loss="losses.py:own", aggregation="sample_sum"), Pieces(loss=own)
+    objective = PolicyObjective(config, PolicyLoss(config, pieces), pieces, ("logprob", "entropy"))
+    outputs = torch.stack([torch.tensor(BEHAVIOR) + 0.5, torch.ones(4)], dim=1).requires_grad_()
+    terms = objective(outputs + 0.0, micro())
+    terms.numerator.backward()
+    weight = np.exp(0.5)  # of the policy that begins, beside the one that sampled
+    assert outputs.grad is not None
+    assert outputs.grad[1:, 0].tolist() == pytest.approx([-2 * weight] * 3)
+    assert float(terms.stats["approx_kl"]) == pytest.approx(3 * (np.exp(0.5) - 1 - 0.5), rel=1e-5)
+    assert float(terms.stats["drift_abs"]) == pytest.approx(1.5)

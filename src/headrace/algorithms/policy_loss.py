@@ -185,7 +185,8 @@ class PolicyLoss:
         config = self._config
         mask, index = data.mask, data.sample_index
         if self._pieces.loss is not None:
-            return self._pieces.loss(logprobs, anchor, advantages, mask, index, **data.columns)
+            own = logprobs.clone()  # which it may change
+            return self._pieces.loss(own, anchor, advantages, mask, index, **data.columns)
         low, high = config.clip_low, config.clip_high
         match config.loss:
             case "clipped_surrogate":

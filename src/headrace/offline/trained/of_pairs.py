@@ -54,8 +54,9 @@ def preference_model(config: DPOConfig, device: torch.device, steps: int, layout
 
     def objective(logprobs: Tensor, micro: MicroBatch) -> LossTerms:
         reference = micro.columns[REFERENCE]
-        pairs = loss(logprobs, reference, micro.mask, micro.sample_index, *_of_samples(micro))
-        return _terms(pairs, of_preference(logprobs, reference, micro, beta=config.beta, per_length=config.per_length))
+        # First: a loss of the user's may change what it is given.
+        stats = of_preference(logprobs, reference, micro, beta=config.beta, per_length=config.per_length)
+        return _terms(loss(logprobs, reference, micro.mask, micro.sample_index, *_of_samples(micro)), stats)
 
     model, source = loaded(LANGUAGE_MODEL, config, device, layout)
     trainer = trainer_of(config, model, objective, steps, layout, source=source, together=2)
@@ -69,7 +70,8 @@ def scoring_model(config: RMConfig, device: torch.device, steps: int, layout: La
 
     def objective(outputs: Tensor, micro: MicroBatch) -> LossTerms:
         scores = outputs[micro.sequence_starts[1:].to(outputs.device) - 1]
-        return _terms(loss(scores, *_of_samples(micro)), of_scores(scores))
+        stats = of_scores(scores)  # first, as above
+        return _terms(loss(scores, *_of_samples(micro)), stats)
 
     model, source = loaded(VALUE_MODEL, config, device, layout)
     files = RewardModelFiles(model, getattr(torch, config.model.dtype), load_tokenizer(config.model.path))
