@@ -158,7 +158,7 @@ async def mended(
     async def nothing() -> None: ...
 
     class Back:
-        async def after(self, lost: WorkerLost) -> None:
+        async def after(self, lost: WorkerLost, is_stopping: object) -> None:
             await runtime.clock.sleep(2.0)
             meanwhile()
             await runtime.clock.sleep(3.0)
