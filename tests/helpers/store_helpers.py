@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from headrace.store import JournalOffset, Prepared, RunStore
+from headrace.store import journal as reading
+from headrace.store.segment import scan
 
 CONFIG = "seed: 0\n"
 SHA = "c0ffee"
@@ -72,3 +76,15 @@ def checkpoint(store: RunStore, number: int, branch: int = 0) -> Prepared:
     prepared = store.checkpoints.prepare(number, write_model)
     store.checkpoints.commit(prepared, branch=branch, number=number, state={"step": number})
     return prepared
+
+
+def segments_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the journal's files that are looked through from now on."""
+    read: list[str] = []
+
+    def watched(path: Path, *more: object) -> object:
+        read.append(path.name)
+        return scan(path, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(reading, "scan", watched)
+    return read

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,9 +15,11 @@ from headrace.models.packed_lm import PackedForward, PackedLM
 from headrace.models.packing import MicroBatch, PackRow, pack
 from headrace.models.prefixes import SharedPrefixes
 
+LAYER = 8 * 8 + 2 * (8 * 4) + 8 * 8 + 3 * (8 * 12)
+"""Numbers of one of `llama`."""
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_products_with_weights_and_attention_three_times(tied: bool) -> None:
+
+def llama(*, tied: bool = False) -> Any:
     """Hidden 8, two layers, two heads of 4 with one of keys, 12 in the MLP, 20 tokens in the vocabulary."""
     config = LlamaConfig(
         hidden_size=8,
@@ -26,29 +30,24 @@ def test_products_with_weights_and_attention_three_times(tied: bool) -> None:
         vocab_size=20,
         tie_word_embeddings=tied,
     )
-    layer = 8 * 8 + 2 * (8 * 4) + 8 * 8 + 3 * (8 * 12)
-    weights = 2 * layer + 8 * 20
+    return AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_products_with_weights_and_attention_three_times(tied: bool) -> None:
+    weights = 2 * LAYER + 8 * 20
     # A token attends to itself and those before: 1 + 2 + 3, and 1. Two products, of 2 a number, in 8 numbers a layer.
     attention = 2 * 2 * 2 * 8 * (6 + 1)
-    found = TrainingOperations(AutoModelForCausalLM.from_config(config)).of([3, 1])
+    found = TrainingOperations(llama(tied=tied)).of([3, 1])
     assert found == 3 * (2 * weights * 4 + attention)
 
 
 def test_what_samples_begin_with_counts_once_and_the_output_layer_where_it_is_asked() -> None:
     """The second of two samples of 6 and 7 tokens has but its last two for itself; logits are made of three."""
-    config = LlamaConfig(
-        hidden_size=8,
-        intermediate_size=12,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        vocab_size=20,
-    )
-    layer = 8 * 8 + 2 * (8 * 4) + 8 * 8 + 3 * (8 * 12)
     attention = 2 * 2 * 2 * 8 * ((1 + 2 + 3 + 4 + 5 + 6) + (6 + 7))
     prefixes = SharedPrefixes.of(np.array([1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 7, 8]), [6, 7])
-    found = TrainingOperations(AutoModelForCausalLM.from_config(config)).of([6, 7], prefixes, heads=3)
-    assert found == 3 * (2 * (2 * layer * (6 + 2) + 8 * 20 * 3) + attention)
+    found = TrainingOperations(llama()).of([6, 7], prefixes, heads=3)
+    assert found == 3 * (2 * (2 * LAYER * (6 + 2) + 8 * 20 * 3) + attention)
 
 
 def group() -> MicroBatch:

@@ -259,14 +259,18 @@ def test_both_step_once_all_rows_have_gone_through_both() -> None:
     virtually(body)
 
 
+async def through_two_batches(house: House) -> None:
+    house.flow.batches = 2
+    for batch in range(2):
+        house.ids = house.ids if batch == 0 else put(house.table, GroupKey(0, 1, 0), 1)
+        for column in ("advantages", "values", "returns"):
+            house.write(column)
+        await house.settle()
+
+
 def test_a_batch_is_gone_over_once_and_then_the_next() -> None:
     async def body(house: House) -> None:
-        house.flow.batches = 2
-        for batch in range(2):
-            house.ids = house.ids if batch == 0 else put(house.table, GroupKey(0, 1, 0), 1)
-            for column in ("advantages", "values", "returns"):
-                house.write(column)
-            await house.settle()
+        await through_two_batches(house)
         assert (house.policy.steps, house.values.steps) == ([2, 2], [2, 2])
         assert house.events == []
 
@@ -275,12 +279,7 @@ def test_a_batch_is_gone_over_once_and_then_the_next() -> None:
 
 def test_of_a_batch_that_the_critic_alone_learns_from_no_token_counts_as_trained() -> None:
     async def body(house: House) -> None:
-        house.flow.batches = 2
-        for batch in range(2):
-            house.ids = house.ids if batch == 0 else put(house.table, GroupKey(0, 1, 0), 1)
-            for column in ("advantages", "values", "returns"):
-                house.write(column)
-            await house.settle()
+        await through_two_batches(house)
         assert (house.policy.steps, house.values.steps) == ([0, 2], [2, 2])
         first, second = house.done
         assert (first.stats.samples, first.stats.trained_samples, dict(first.stats.staleness)) == (2, 0, {})
@@ -302,12 +301,7 @@ def test_a_version_travels_while_the_next_batch_is_trained_on() -> None:
             return send(snapshot)
 
         house.plane.send = slow  # type: ignore[assignment, method-assign]
-        house.flow.batches = 2
-        for batch in range(2):
-            house.ids = house.ids if batch == 0 else put(house.table, GroupKey(0, 1, 0), 1)
-            for column in ("advantages", "values", "returns"):
-                house.write(column)
-            await house.settle()
+        await through_two_batches(house)
         assert house.policy.steps == [2, 2], "batch 1 is trained while version 1 is on its way"
         assert len(house.done) == 1, "version 2 is copied once version 1 has arrived"
         await house.runtime.clock.sleep(5.0)

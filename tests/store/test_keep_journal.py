@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from store_helpers import checkpoint, create, finish, issue, journal, payload, reopen, train
+from store_helpers import checkpoint, create, finish, issue, journal, payload, reopen, segments_read, train
 
 from headrace.store import RunReader
-from headrace.store import journal as reading
-from headrace.store.segment import scan
 
 
 def test_segments_stay_after_their_groups_are_trained_and_committed(tmp_path: Path) -> None:
@@ -44,13 +42,7 @@ def test_settled_segments_are_not_read_at_a_restart(tmp_path: Path, monkeypatch:
     running = issue(store, 5)
     journal(store, running, payload(running))  # killed before it was ready
     store.close()
-    read: list[str] = []
-
-    def watched(path: Path, *more: object) -> object:
-        read.append(path.name)
-        return scan(path, *more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(reading, "scan", watched)
+    read = segments_read(monkeypatch)
     again = reopen(tmp_path / "run", keep=1, segment_bytes=100, keep_journal=True)
     assert read == ["000004.journal", "000005.journal", "000006.journal"], "batches 3 and 4, and what ran"
     restored = again.checkpoints.restore()

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from store_helpers import checkpoint, create, payload, reopen
+from store_helpers import checkpoint, create, payload, reopen, segments_read
 
 from headrace.store import JournalWriter, Receipt, RunStore
-from headrace.store import journal as reading
-from headrace.store.segment import scan
 
 
 def written(store: RunStore, position: int, writer: int) -> Receipt:
@@ -88,13 +86,7 @@ def test_what_settled_writers_left_is_not_read_at_a_restart(tmp_path: Path, monk
     needed = trained(store, 1)
     checkpoint(store, 1)
     store.close()
-    read: list[str] = []
-
-    def watched(path: Path, *more: object) -> object:
-        read.append(path.name)
-        return scan(path, *more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(reading, "scan", watched)
+    read = segments_read(monkeypatch)
     again = reopen(tmp_path / "run", keep=1)
     assert read == [f"{needed}-000001.journal"]
     again.checkpoints.restore()
