@@ -63,15 +63,10 @@ def finished(folder: Path, *workers: str, batches: int = 4) -> set[str]:
     return {*busy}
 
 
-def test_grpo(tmp_path: Path) -> None:
-    job = make_job(tmp_path / "job", trainer__batches=4, **EVERY)
-    train(job, tmp_path / "run")
-    finished(tmp_path / "run", *WORKERS)
-
-
-def test_ppo_with_critic_and_reference_and_two_engines(tmp_path: Path) -> None:
-    job = make_job(tmp_path / "job", trainer__batches=4, **EVERY, **PPO, engine__replicas=2)
-    train(job, tmp_path / "run")
+def test_ppo_with_critic_and_reference_and_two_engines_begun_and_resumed(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", **EVERY, **PPO, engine__replicas=2)
+    train(job, tmp_path / "run", "trainer.batches=2")
+    train(job, tmp_path / "run", "trainer.batches=4", "--resume")
     busy = finished(tmp_path / "run", *WORKERS, "critic/0", "proximal/0", "engine/1")
     assert busy == {"engine 0", "engine 1", "trainer", "critic", "reference", "proximal"}
 
@@ -103,7 +98,7 @@ def test_a_judge_beside_the_policy(tmp_path: Path) -> None:
     assert f"the engine of judge {tmp_path}/judge" in finished(tmp_path / "run", *WORKERS, "judge/0")
 
 
-def test_evaluation(tmp_path: Path) -> None:
+def test_grpo_and_evaluation(tmp_path: Path) -> None:
     job = make_job(
         tmp_path / "job",
         trainer__batches=4,
@@ -118,10 +113,3 @@ def test_evaluation(tmp_path: Path) -> None:
         evaluations = reader.metrics.read("eval")
         assert [row.number for row in evaluations] == [0, 2, 4]
         assert all(not row.record["failed"] for row in evaluations)
-
-
-def test_a_run_that_is_resumed(tmp_path: Path) -> None:
-    job = make_job(tmp_path / "job", **EVERY, **PPO)
-    train(job, tmp_path / "run", "trainer.batches=2")
-    train(job, tmp_path / "run", "trainer.batches=4", "--resume")
-    finished(tmp_path / "run", *WORKERS, "critic/0", "proximal/0")

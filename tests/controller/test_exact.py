@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from controller_jobs import make_job, run, start
+from forked import Forked
 from safetensors.torch import load_file
 
 from headrace.config import TrainConfig, config_sha256, load_config
@@ -88,7 +88,7 @@ def hold(job: Path, batch: int, call: int) -> None:
     (job.parent / "hold").write_text(f"{batch} {call}")
 
 
-def wait_until_held(process: subprocess.Popen[str], job: Path, seconds: float = 120) -> None:
+def wait_until_held(process: Forked, job: Path, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not (job.parent / "held").exists():
         assert process.poll() is None, process.communicate()[0]

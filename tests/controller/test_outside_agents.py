@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 from controller_jobs import make_job, run, start
+from forked import Forked
 
 from headrace.experience.records.codec import decode_group
 from headrace.experience.sample import Sample
@@ -111,7 +112,7 @@ def workers(tmp_path: Path) -> Generator[Outside]:
 class Driver:
     """Asks as an agent does, where the test wants to see what it is told."""
 
-    def __init__(self, made: Outside, process: subprocess.Popen[str]) -> None:
+    def __init__(self, made: Outside, process: Forked) -> None:
         self._where = made.run / "gateway.json"
         self._process = process
 

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import sqlite3
-import subprocess
 import time
 from collections import Counter
 from pathlib import Path
@@ -14,13 +13,14 @@ import pytest
 import torch
 from controller_jobs import make_job, run, start
 from controller_notes import note_stage, notes
+from forked import Forked
 from safetensors.torch import load_file
 
 from headrace.cli.main import main
 from headrace.config import TrainConfig, config_sha256, load_config
 from headrace.store import RunReader, RunStore
 
-BATCHES = 14
+BATCHES = 30
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def job(tmp_path: Path) -> Path:
     return make_job(tmp_path / "job", trainer__batches=BATCHES, rollout__sampling__max_new_tokens=24)
 
 
-def wait_for_version(process: subprocess.Popen[str], folder: Path, number: int, seconds: float = 90) -> None:
+def wait_for_version(process: Forked, folder: Path, number: int, seconds: float = 90) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if (folder / "run.db").exists():
@@ -312,7 +312,7 @@ def ppo_job(folder: Path, place: str, steps: int, *, held: int = HELD, **algorit
     return job
 
 
-def wait_for_commit(process: subprocess.Popen[str], folder: Path, number: int, seconds: float = 90) -> None:
+def wait_for_commit(process: Forked, folder: Path, number: int, seconds: float = 90) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         assert process.poll() is None, process.communicate()[0]

@@ -6,8 +6,6 @@ import asyncio
 import os
 import socket
 import stat
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -16,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controller_jobs import make_job
+from controller_jobs import make_job, start
+from forked import Forked
 
 from headrace.cli.main import main
 from headrace.config import TrainConfig, load_config
@@ -46,7 +45,7 @@ def told(run: Path) -> tuple[int, list[tuple[str, Any]]]:
         return len(list(reader.metrics.read("batch"))), events
 
 
-def until(run: Path, batch: int, process: subprocess.Popen[str]) -> None:
+def until(run: Path, batch: int, process: Forked) -> None:
     end = time.monotonic() + 120
     while told(run)[0] < batch:
         assert process.poll() is None, process.communicate()[0][-3000:]
@@ -70,8 +69,7 @@ def test_a_run_gets_more_hands_and_gives_them_back(tmp_path: Path, capsys: pytes
         weights__transport="collective",
     )
     run = tmp_path / ("a-folder-of-a-long-name-" * 8) / "run"
-    command = [sys.executable, "-m", "headrace.cli.main", "train", str(job), "--dir", str(run), "--plain"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = start("train", job, "--dir", run, "--plain")
     try:
         until(run, 2, process)
         assert stat.S_IMODE((run / NAME).stat().st_mode) == 0o600

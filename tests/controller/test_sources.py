@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
 import time
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from controller_jobs import make_job, run, start
+from forked import Forked
 
 from headrace.cli.main import main
 from headrace.config import TrainConfig, load_config
@@ -64,7 +64,7 @@ def check_epochs(rows: dict[tuple[int, int], tuple[int, str]]) -> None:
     assert abs(sum(row < BIG for row, _ in in_order) - len(in_order) * 2 / 3) <= 1
 
 
-def wait_for_version(process: subprocess.Popen[str], folder: Path, number: int) -> None:
+def wait_for_version(process: Forked, folder: Path, number: int) -> None:
     end = time.monotonic() + 90
     while time.monotonic() < end:
         if (folder / "run.db").exists():

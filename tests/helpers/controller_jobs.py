@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import torch
 import yaml
+from forked import Forked, headrace
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoConfig,
@@ -125,18 +125,12 @@ def make_job(folder: Path, **changes: object) -> Path:
     return path
 
 
-def start(*arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
+def start(*arguments: str | Path, cwd: Path | None = None) -> Forked:
     """`headrace ...` in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "headrace.cli.main", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=cwd,
-    )
+    return headrace([*map(str, arguments)], cwd)
 
 
-def run(*arguments: str, cwd: Path | None = None, timeout: float = 120) -> tuple[int, str]:
+def run(*arguments: str | Path, cwd: Path | None = None, timeout: float = 120) -> tuple[int, str]:
     process = start(*arguments, cwd=cwd)
     try:
         out, _ = process.communicate(timeout=timeout)

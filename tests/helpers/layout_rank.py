@@ -292,10 +292,14 @@ def run(folder: Path, case: dict[str, Any], rank: int) -> None:
     copy, inner = layout.within(rank)
     if layout.joint:
         kind = SharesWithItself if case.get("shares") else group.RankGroup
-        with mock.patch.object(group, "RankGroup", kind), Allocated() as allocated:
+        with (
+            mock.patch.object(group, "RankGroup", kind),
+            Allocated() if case.get("read") else nullcontext() as allocated,
+        ):
             trained.join(inner, _meeting(into / f"port{copy}", inner), SECONDS)
         if case.get("read"):
             load = load_value_model if case.get("values") else load_causal_lm
+            assert allocated is not None
             require_part_alone(trained, allocated.peak, into / f"model-{rank}", load)
     if layout.model_replicas > 1:
         trained.pair(copy, _meeting(into / "port", rank), SECONDS)

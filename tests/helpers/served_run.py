@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +13,8 @@ from typing import Any
 
 import psutil
 import pytest
-from controller_jobs import make_job, make_model
+from controller_jobs import make_job, make_model, start
+from forked import Forked
 from ray_run import gone
 
 from headrace.store import RunReader
@@ -24,7 +23,7 @@ BATCHES, ETA = 24, 2
 _WAIT_S = 290.0
 _NAME_S = 60.0
 
-Run = subprocess.Popen[str]
+Run = Forked
 SHARED = Path("/dev/shm")
 
 
@@ -39,8 +38,7 @@ def begun(tmp_path: Path, **job: object) -> tuple[Run, Path]:
     config = make_job(tmp_path / "job", **{**settings, **job})
     make_model(tmp_path / "job" / "model", "qwen3_wide")
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "headrace.cli.main", "train", str(config), "--dir", str(run), "--plain"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True), run
+    return start("train", config, "--dir", run, "--plain"), run
 
 
 def ended_well(process: Run, run: Path, out: str) -> list[dict[str, Any]]:
