@@ -11,7 +11,7 @@ import sys
 import tempfile
 import textwrap
 from asyncio.subprocess import PIPE
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from headrace.config.agent import AgentCommand
 from headrace.config.errors import ConfigError
 from headrace.config.gateway import GatewayConfig
 from headrace.config.reward import SandboxConfig
+from headrace.engines.protocol import GenerateRequest, TokenChunk
 from headrace.experience.prompts.dataset import Prompt
 from headrace.gateway.agents.agent_gateway import AgentGateway
 from headrace.gateway.agents.own_folder import OwnFolder
@@ -54,6 +55,14 @@ def program(folder: Path, *parts: str) -> Path:
 
 def play(agent: AgentCommand, *, within_s: float = 20) -> tuple[list[Trajectory], ScriptedEngine]:
     engine = ScriptedEngine(says("one"), says("two"))
+    (only,) = play_at_once(agent, 1, engine, within_s=within_s)
+    return only, engine
+
+
+def play_at_once(
+    agent: AgentCommand, count: int, engine: ScriptedEngine, *, within_s: float = 20
+) -> list[list[Trajectory]]:
+    """Of so many episodes."""
 
     async def main() -> Any:
         async with AsyncExitStack() as stack:
@@ -64,9 +73,11 @@ def play(agent: AgentCommand, *, within_s: float = 20) -> tuple[list[Trajectory]
             stack.push_async_callback(gateway.close)
             workflow = AgentWorkflow(CommandAgent(agent)).through(gateway)
             prompt = Prompt("0", "hi", {"prompt": "hi", "answer": "one"})
-            return await asyncio.wait_for(workflow.run(prompt, policy(engine, chat=True)), within_s)
+            policies = [policy(engine, chat=True, episode=episode) for episode in range(count)]
+            episodes = asyncio.gather(*(workflow.run(prompt, each) for each in policies))
+            return await asyncio.wait_for(episodes, within_s)
 
-    return list(asyncio.run(main())), engine
+    return [list(each) for each in asyncio.run(main())]
 
 
 def has_walls() -> bool:
@@ -250,6 +261,43 @@ def test_memory_and_processes_are_limited() -> None:
     (only,), _ = play(inline(forks, processes=20, reward="stdout"))
     assert only.reward is not None
     assert 10 <= only.reward <= 20
+
+
+class AnswersTogether(ScriptedEngine):
+    """Once so many have asked."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(says("one"))
+        self._missing, self._all = count, asyncio.Event()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        self._missing -= 1
+        if self._missing == 0:
+            self._all.set()
+        await self._all.wait()
+        async for chunk in super().generate(request):
+            yield chunk
+
+
+@walled
+def test_the_processes_of_an_episode_count_in_no_other_one() -> None:
+    """Root's neither: each has a user of its own."""
+    forks = """
+        import time
+        count = 0
+        try:
+            for _ in range(10):
+                if os.fork() == 0:
+                    time.sleep(30)
+                    os._exit(0)
+                count += 1
+        except BlockingIOError:
+            pass
+        ask("x")
+        print(float(count))
+    """
+    episodes = play_at_once(inline(forks, processes=20, reward="stdout"), 3, AnswersTogether(3))
+    assert [only.reward for (only,) in episodes] == [10.0] * 3
 
 
 def test_a_program_that_asks_for_nothing_and_one_that_is_not_there() -> None:

@@ -24,7 +24,7 @@ from headrace.rollout.sessions import Session
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.sandbox.commands import module_command
 from headrace.sandbox.guardian import guarded
-from headrace.sandbox.limits import NOBODY
+from headrace.sandbox.users import own_users
 from headrace.sandbox.walls import Walls
 
 _GIVEN = ("PATH", "LANG", "LC_ALL")
@@ -68,26 +68,10 @@ class CommandAgent:
         walls = await self._found(clock)
         folder = str(session.folder() / "work")
         os.mkdir(folder)
-        command, variables = await self._line(walls, folder, session)
-        line, held = socket.socketpair()
-        lifelines.hold(line)
-        with line:
-            with held:
-                process = await asyncio.create_subprocess_exec(
-                    *guarded(command, line=held.fileno(), folder=folder, passes=()),
-                    pass_fds=[held.fileno()],
-                    stdin=PIPE,
-                    stdout=PIPE,
-                    stderr=PIPE,
-                    env=self._environment(folder, episode) | variables,
-                    start_new_session=True,
-                )
-            try:
-                printed, errors = await _talk(process, _told(episode), clock)
-                code = await process.wait()
-            finally:
-                line.close()
-                await _ended(process, clock)
+        with own_users(1) as (user,):
+            command, variables = await self._line(walls, folder, session, user)
+            environment = self._environment(folder, episode) | variables
+            code, printed, errors = await _run(command, folder, environment, _told(episode), clock)
         if code != 0:
             words = " ".join(errors.decode(errors="replace").split())[-_WORDS:]
             raise AgentFailed(f"the agent's command ended with exit status {code}: {words or 'it said nothing'}")
@@ -105,8 +89,9 @@ class CommandAgent:
                 )
         return self._walls
 
-    async def _line(self, walls: Walls, folder: str, session: Session) -> tuple[list[str], dict[str, str]]:
-        """The command line, and what says where the API is, unless that is known within alone."""
+    async def _line(self, walls: Walls, folder: str, session: Session, user: int) -> tuple[list[str], dict[str, str]]:
+        """The command line, and what says where the API is, unless that is known within alone. `user`: whom root
+        becomes, where there are walls."""
         command = list(self._config.command)
         if not walls.stand:
             root = session.base_url.removesuffix("/v1")
@@ -117,7 +102,7 @@ class CommandAgent:
         spec = {
             "socket": path,
             "variables": _VARIABLES,
-            "user": NOBODY,
+            "user": user,
             "memory_bytes": self._config.memory_mib << 20,
             "processes": self._config.processes,
         }
@@ -135,6 +120,31 @@ def _told(episode: AgentEpisode) -> bytes:
     """What it reads: JSON, one line."""
     told = {name: getattr(episode, name) for name in ("row", "prompt", "tools", "model", "name")}
     return json.dumps(told).encode() + b"\n"
+
+
+async def _run(
+    command: list[str], folder: str, environment: dict[str, str], given: bytes, clock: Clock
+) -> tuple[int, bytes, bytes]:
+    """The exit status, and the last bytes of both streams. Nothing that it started goes on then."""
+    line, held = socket.socketpair()
+    lifelines.hold(line)
+    with line:
+        with held:
+            process = await asyncio.create_subprocess_exec(
+                *guarded(command, line=held.fileno(), folder=folder, passes=()),
+                pass_fds=[held.fileno()],
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+                env=environment,
+                start_new_session=True,
+            )
+        try:
+            printed, errors = await _talk(process, given, clock)
+            return await process.wait(), printed, errors
+        finally:
+            line.close()
+            await _ended(process, clock)
 
 
 async def _talk(process: asyncio.subprocess.Process, given: bytes, clock: Clock) -> tuple[bytes, bytes]:

@@ -69,7 +69,7 @@ def _be_the_command(spec: dict[str, Any], command: list[str], port: int) -> NoRe
         for name, behind in spec["variables"].items():
             os.environ[name] = f"http://127.0.0.1:{port}{behind}"
         limit_dumps()
-        limit_processes(spec["processes"], spec["user"])
+        limit_processes(spec["processes"], alone=False)  # the forwarder is the same user's
         refuse_unix_sockets()  # a file of one may be in any folder that is shown
         os.execvp(command[0], command)
     except OSError as error:

@@ -45,7 +45,7 @@ class Limits:
         _limit(resource.RLIMIT_NOFILE, self.open_files)
         _limit(resource.RLIMIT_FSIZE, self.file_bytes)
         _limit(resource.RLIMIT_CPU, self.cpu_s)
-        limit_processes(self.processes, self.user)
+        limit_processes(self.processes, alone=os.geteuid() == self.user != NOBODY)
 
     def hand_over(self, folder: str) -> None:
         """To whom root becomes."""
@@ -68,10 +68,10 @@ def refuse_unix_sockets() -> None:
         _filter(no_unix_sockets())
 
 
-def limit_processes(count: int, user: int) -> None:
-    """Of this process' children, for good, beside those that its user has now. `user`: whom root became."""
+def limit_processes(count: int, *, alone: bool) -> None:
+    """Of this process' children, for good, beside those that its user has now. `alone`: a user of this place's own,
+    who has no other process."""
     if linux.IS_LINUX:
-        alone = os.geteuid() == user != NOBODY  # a user of this place's own has no other process
         _limit(resource.RLIMIT_NPROC, count + (1 if alone else _threads_of(os.geteuid())))
 
 
