@@ -886,12 +886,14 @@ def test_what_would_be_too_old_by_the_new_deadline_begins_again(tmp_path: Path) 
     (group,), asked = restarted(tmp_path, version=Version(0, 1), deadline=3)
     assert asked == ["3+4="]
     assert group.samples[0].versions.tolist() == [-1] * 4 + [1] * 6
+    assert group.samples[0].metadata == {}
 
 
 def test_what_would_be_too_old_is_context_if_told(tmp_path: Path) -> None:
     (group,), asked = restarted(tmp_path, version=Version(0, 1), deadline=3, masks=True)
     assert asked == ["3+4=123"]
     assert group.samples[0].versions.tolist() == [-1] * 7 + [1] * 3
+    assert group.samples[0].metadata == {"n": 1}
 
 
 def test_what_is_due_when_it_was_keeps_its_tokens_on_newer_weights(tmp_path: Path) -> None:

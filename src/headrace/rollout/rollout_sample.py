@@ -262,8 +262,8 @@ class RolloutSample:
         self.experts = experts
 
     def restart(self) -> None:
-        """Back to the prompt."""
-        self._parts, self.experts = self._parts[:1], None
+        """Back to the prompt, as if it had never been begun."""
+        self._parts, self.experts, self.metadata = self._parts[:1], None, {}
         self.status, self.failure, self.reward, self.outcome = None, None, None, None
 
     @property
