@@ -111,6 +111,32 @@ def test_ranks_on_two_machines_train_as_one_rank_does_and_a_lost_machine_is_surv
     assert max(float((weights[name] - ranks[name]).abs().max()) for name in weights) <= 1e-5 * moved + 1e-7
 
 
+def test_versions_leave_a_trainer_that_is_not_on_the_machine_that_weights_host_names(tmp_path: Path) -> None:
+    """Relays meet on that network all the same, as where the trainer comes back elsewhere."""
+    there = {"cluster__device": "slot", "cluster__place__trainer": {"devices": 1}}
+    config = make_job(
+        tmp_path / "job",
+        trainer__batches=2,
+        **JOB,
+        runtime__kind="ray",
+        rollout__workers=0,
+        engine__process=True,
+        **there,
+    )
+    run = tmp_path / "run"
+    with machines(tmp_path, slot=1) as cluster:
+        process = training(cluster, config, run, f"weights.host={cluster.first.address}")
+        try:
+            out, _ = process.communicate(timeout=_WAIT_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, out[-3000:]
+    with RunReader(run) as reader:
+        events = [(event.kind, event.data) for event in reader.events.read()]
+    assert [data["version"] for kind, data in events if kind == "weights_carried"] == ["v0", "v1", "v2"]
+    assert [data["message"] for kind, data in events if kind == "relay_left_out"] == []
+
+
 def test_a_machine_that_falls_silent_is_known_within_half_a_minute_whatever_is_on_it(tmp_path: Path) -> None:
     """One of two that play is there, whose event loop may stand for two minutes: the cable is pulled, so that nothing
     is refused and no connection ends. It is made anew on the first machine, and the run goes on."""

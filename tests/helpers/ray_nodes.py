@@ -140,8 +140,9 @@ class Cluster:
 
 
 @contextmanager
-def machines(folder: Path, *, cpus: int = 4) -> Iterator[Cluster]:
-    """So many processors of each. Whoever joins is on one of them, with the environment."""
+def machines(folder: Path, *, cpus: int = 4, **there: int) -> Iterator[Cluster]:
+    """So many processors of each. Whoever joins is on one of them, with the environment. `there`: logical devices of
+    the second."""
     environment = {**_environment(), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
     temporary = Path(tempfile.mkdtemp(prefix="headrace-ray-"))
     with ExitStack() as stack:
@@ -163,8 +164,8 @@ def machines(folder: Path, *, cpus: int = 4) -> Iterator[Cluster]:
             assert head.poll() is None, (folder / "ray.log").read_text()
             assert time.monotonic() < end
             time.sleep(0.1)
-        there = node(address, environment, *second.enter, cpus=cpus, own=second.address)
-        yield Cluster(first, second, address, environment, stack.enter_context(there))
+        far = node(address, environment, *second.enter, cpus=cpus, own=second.address, **there)
+        yield Cluster(first, second, address, environment, stack.enter_context(far))
 
 
 JOB_SERVER = ("aiohttp_cors", "opencensus", "prometheus_client", "smart_open", "virtualenv", "colorful")

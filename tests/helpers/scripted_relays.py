@@ -25,6 +25,8 @@ class Scripted:
         self.changed = Signal()
         self.handles = [Handle(f"relay/{rank}", rank, "") for rank in range(5)]
         self.asked: list[tuple[str, int]] = []
+        self.given: dict[tuple[str, int], tuple[Any, ...]] = {}
+        """With which a rank was last asked a method."""
         self.journeys: list[tuple[str, Journey]] = []
         self.left: list[int] = []
         self.made = 1
@@ -33,6 +35,7 @@ class Scripted:
 
     async def call(self, method: str, *args: Any, rank: int, what: str, seconds: float | None = None) -> list[Any]:
         self.asked.append((method, rank))
+        self.given[method, rank] = args
         self.journeys += [(method, each) for each in args if isinstance(each, Journey)]
         if (scripted := self.on.get((method, rank))) is not None:
             return [await scripted()]

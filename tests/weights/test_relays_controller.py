@@ -348,3 +348,33 @@ def test_a_relay_that_is_not_where_the_trainer_came_back_is_made_anew_beside_it(
         assert relays.offer_at(1).version == NEWER.version
 
     asyncio.run(run())
+
+
+def test_relays_meet_where_the_trainer_is() -> None:
+    """At an address of its own machine, whose else `weights.host` may be: the trainer may have come back elsewhere."""
+
+    async def run() -> None:
+        workers = Scripted()
+        addresses = {SOURCE: "10.0.0.7", 1: "10.0.0.9"}
+
+        def plane(rank: int) -> Plane:
+            return Plane("shm", f"/{rank}", addresses[rank])
+
+        for rank in addresses:
+            workers.on["plane", rank] = lambda rank=rank: _soon(plane(rank))
+        relays = Relays(workers, InlineRuntime().clock, 60.0, host="10.0.0.7", deltas=False)  # type: ignore[arg-type]
+        await relays.take_in(SOURCE)
+        await relays.take_in(1, ["engine/0"])
+        await relays.carry("/first")
+        workers.lost, workers.found = {SOURCE: "its node is lost"}, Found(NEWER, None)
+        addresses[SOURCE] = "10.0.0.8"
+        await relays.carry("/second")
+        forward(relays)
+        await relays.mend()
+        assert relays.offer_at(1).version == NEWER.version
+        assert workers.given["listen", SOURCE] == ("10.0.0.8",)
+        for rank, own in addresses.items():
+            meeting, number, host = workers.given["join", rank]
+            assert (meeting.host, number, host) == ("10.0.0.8", rank, own)
+
+    asyncio.run(run())

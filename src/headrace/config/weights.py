@@ -28,10 +28,10 @@ class WeightsConfig(Section):
     """By what relays speak. Unless given, NCCL where the trainer and each that has a relay are on a CUDA device of
     their own, and gloo elsewhere, or once NCCL has failed. NCCL takes some hundred MiB of each device."""
     host: str = Field(default="127.0.0.1", min_length=1)
-    """The address of the trainer's machine from which those on other machines get weights, servers with `gloo`, and
-    relays, at ports that are free; and on whose network ranks of one model on several machines meet. Nothing there is
-    encrypted, and whoever reaches the ports can take part: let it be on a network of the run's own machines. On one
-    machine all get them, and meet, on loopback."""
+    """The address of the trainer's machine from which servers on other machines get weights with `gloo`, and on whose
+    network relays, and ranks of one model, meet where they are on several, wherever the trainer is; at ports that are
+    free. Nothing there is encrypted, and whoever reaches the ports can take part: let it be on a network of the run's
+    own machines. On one machine all get them, and meet, on loopback."""
 
     @field_validator("host")
     @classmethod

@@ -17,12 +17,11 @@ from headrace.weights.relay.nccl_use import NcclUse
 class Meetings:
     """One after another, of one group at a time."""
 
-    def __init__(self, calls: RelayCalls, host: str, nccl: NcclUse, tell: EventSink) -> None:
-        """`host`: the address of the source's machine at which relays meet. `tell`: is given events."""
+    def __init__(self, calls: RelayCalls, nccl: NcclUse, tell: EventSink) -> None:
+        """`tell`: is given events."""
         self.group: tuple[int, ...] = ()
         """Ranks of those that are together, by their places; empty where none are."""
         self._calls = calls
-        self._host = host
         self._nccl = nccl
         self._tell = tell
         self._port: int | None = None
@@ -55,13 +54,14 @@ class Meetings:
         self, members: Sequence[int], stay: Collection[int], planes: Mapping[int, Plane]
     ) -> dict[int, Fault] | None:
         """A group that has `members`; the faults of those that could not join. `stay`: who else is to be in a new one.
-        `planes`: of all relays, in the order of their places."""
+        `planes`: of all relays, in the order of their places. They meet at the source's address."""
         if self.group and all(rank in self.group for rank in members):
             return None
         self._nccl.ungrouped()
         try:
             if self._port is None:
-                self._port = await self._calls.one(SOURCE, "listen", self._host, what="a place where relays meet")
+                host = planes[SOURCE].host
+                self._port = await self._calls.one(SOURCE, "listen", host, what="a place where relays meet")
         except (WorkerError, WorkerLost, WaitTimeout) as error:
             return {SOURCE: error}
         found = {rank: plane for rank, plane in planes.items() if rank in members or rank in stay}
@@ -75,9 +75,8 @@ class Meetings:
     async def _met(self, planes: Mapping[int, Plane], port: int) -> dict[int, Fault]:
         """A new group of these, in their order; the faults of those that could not join."""
         devices = self._nccl.devices([*planes], [plane.devices for plane in planes.values()])
-        meeting = Meeting(self._host, port, f"group {next(self._numbers)}", len(planes), devices)
-        hosts = {rank: self._host if rank == SOURCE else plane.host for rank, plane in planes.items()}
-        asked = {rank: ("join", (meeting, number, hosts[rank])) for number, rank in enumerate(planes)}
+        meeting = Meeting(planes[SOURCE].host, port, f"group {next(self._numbers)}", len(planes), devices)
+        asked = {rank: ("join", (meeting, number, plane.host)) for number, (rank, plane) in enumerate(planes.items())}
         return (await self._calls.each(asked))[1]
 
     def _tell_of_gloo(self, error: Fault) -> None:

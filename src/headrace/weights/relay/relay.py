@@ -51,7 +51,10 @@ class Relay:
         except NoPort as none:
             raise WeightError(f"relays cannot meet: {none}") from none
         except OSError as error:
-            raise WeightError(f"relays cannot meet at {host}: {error}; set weights.host to an address here") from error
+            raise WeightError(
+                f"relays cannot meet at {host}: {error}; set weights.host to an address of the trainer's machine that "
+                "the others reach"
+            ) from error
         return port
 
     def join(self, meeting: Meeting, rank: int, host: str) -> None:

@@ -41,9 +41,9 @@ class Relays:
         summed: bool = False,
         device_of: Callable[[int], str] | None = None,
     ) -> None:
-        """`workers`: the first is the source's. `seconds`: that a journey may take. `host`: the address of the source's
-        machine at which relays meet. `deltas`: whether what changed is sent where a receiver has the version before.
-        `summed`: whether what goes whole has checksums. `device_of`: see `NcclUse`."""
+        """`workers`: the first is the source's. `seconds`: that a journey may take. `host`: an address on the network
+        that relays speak over, each from its machine's own. `deltas`: whether what changed is sent where a receiver has
+        the version before. `summed`: whether what goes whole has checksums. `device_of`: see `NcclUse`."""
         self.changed = Signal()
         """A version is at a relay, or one was lost or left out."""
         workers.changed.listen(self.changed.notify)
@@ -55,7 +55,7 @@ class Relays:
         self._clock = clock
         self._calls = RelayCalls(workers, clock, seconds)
         self._host = host
-        self._meetings = Meetings(self._calls, host, NcclUse(device_of), self.events.report)
+        self._meetings = Meetings(self._calls, NcclUse(device_of), self.events.report)
         self._deltas = deltas
         self._summed = summed
         self._places: dict[int, RelayPlace] = {}
