@@ -15,6 +15,7 @@ from headrace.controller.building.step_ends import Refreshes
 from headrace.controller.going_back import GoingBack, StoppedGoingBack
 from headrace.controller.role_tasks import RoleTasks
 from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.placing import NoRoom
 from headrace.runtime.workers import WorkerLost
 from headrace.weights.version import Version
 
@@ -79,6 +80,49 @@ def test_one_that_is_lost_as_the_commit_is_loaded_is_not_healed_but_loads_it_aga
     asyncio.run(main())
     assert asked == ["trainer"]
     assert (loaded, renewed) == ([Path("step_2")] * 2, ["trainer"] * 2)
+
+
+@pytest.mark.parametrize("has_replica", [True, False])
+def test_a_trainer_without_room_is_waited_for_once(has_replica: bool) -> None:
+    """Where no node had any within the deadline, the run stops with what is short."""
+    of: Any = SimpleNamespace
+    waited = list[str]()
+
+    async def makes_anew() -> None:
+        waited.append("trainer/1")
+        raise WorkerLost(1, "trainer/1 has waited 300 s for room", worker="trainer/1") from NoRoom("no node")
+
+    class Healing:
+        def forget(self) -> None: ...
+
+        async def after(self, kind: str, told: object) -> bool:
+            if has_replica:
+                await makes_anew()
+            return False
+
+    def says(*given: object) -> None: ...
+
+    parts = of(
+        checkpointer=of(committed=2, forget=nothing),
+        flow=of(batch=5),
+        branch=0,
+        turns=of(train=nothing),
+        recorder=of(event=says),
+        actor=of(forget_step=says),
+        models=of(renew={"trainer": makes_anew}, critic=None),
+        refreshes=of(have_begun=False),
+    )
+    plan = of(replay=None, config=of(runtime=of(restarts=of(most=3, window_s=600.0))))
+    store = of(checkpoints=of(newest=lambda: of(path=Path("step_2"), number=2)))
+
+    async def main() -> None:
+        back = GoingBack(plan, parts, store, of(clock=of(now=lambda: 0.0, sleep=nothing)), nothing)
+        back._healing = Healing()  # type: ignore[assignment]
+        with pytest.raises(WorkerLost, match=r"trainer/1 is lost: trainer/1 has waited 300 s for room$"):
+            await back.after(WorkerLost(1, "its node is lost", worker="trainer/1"))
+
+    asyncio.run(main())
+    assert waited == ["trainer/1"]
 
 
 @pytest.mark.parametrize("heals", [True, False])

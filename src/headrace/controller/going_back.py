@@ -12,6 +12,7 @@ from headrace.controller.building.wiring import Parts, evaluated
 from headrace.controller.healing import Healing
 from headrace.controller.planning.plan import Plan
 from headrace.experience.taken_back import read_back
+from headrace.runtime.placing import NoRoom
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.supervision import TRAINER, Measure, Restarts, after_failure
 from headrace.runtime.workers import WorkerLost
@@ -56,7 +57,7 @@ class TooOften(WorkerLost):
 class GoingBack:
     """What follows the loss of the trainer or the critic, as `runtime/supervision.py` says. Where another replica has
     its state, it is healed, unless that comes too often. Else both go back to the last commit; after too many losses
-    without a commit between, the run stops."""
+    without a commit between, or where no node has room in time, the run stops."""
 
     def __init__(
         self, plan: Plan, parts: Parts, store: RunStore, runtime: Runtime, load: Load, hands: RolloutHands | None = None
@@ -79,12 +80,14 @@ class GoingBack:
 
     async def after(self, lost: WorkerLost, is_stopping: Callable[[], bool] = lambda: False) -> None:
         """Return once roles may begin again; none of those that lease rows may be at work. Raises the loss where the
-        run is to stop. `is_stopping`: the run was told to: then it does not go back, and StoppedGoingBack is raised."""
+        run is to stop, as where there was no room for one that was to be made anew. `is_stopping`: the run was told to:
+        then it does not go back, and StoppedGoingBack is raised."""
         while True:
             try:
                 return await self._mend(lost, is_stopping)
             except WorkerLost as again:
-                if not is_of_trainer(again) or again is lost or isinstance(again, TooOften):
+                waited = isinstance(again.__cause__, NoRoom)  # the next would wait as long again
+                if waited or not is_of_trainer(again) or again is lost or isinstance(again, TooOften):
                     raise
                 lost = again
 
