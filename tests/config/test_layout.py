@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
@@ -22,6 +23,11 @@ from headrace.controller.planning.memory_estimate import estimate_memory
 from headrace.models.loading import count_parameters
 
 CPU = torch.device("cpu")
+
+
+def on(device: torch.device) -> Callable[[str], torch.device]:
+    """All workers."""
+    return lambda kind: device
 
 
 def read(given: object) -> LayoutConfig:
@@ -150,7 +156,7 @@ def test_places_and_layouts_go_together(job: Path, overrides: list[str], words: 
 )
 def test_what_heads_do_not_divide_into_is_refused_with_what_fits(job: Path, layout: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        check_layouts(given(job, f"trainer.layout={layout}"), CONFIGS["qwen3"](), CPU)
+        check_layouts(given(job, f"trainer.layout={layout}"), CONFIGS["qwen3"](), on(CPU))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +179,7 @@ def test_an_architecture_that_tensor_ranks_cannot_split_is_refused_before_it_is_
     model = kind(vocab_size=64, num_key_value_heads=2, pad_token_id=0, bos_token_id=1, eos_token_id=2, **shape)
     config = given(job, "trainer.layout=t2")
     with nullcontext() if words is None else pytest.raises(ConfigError, match=words):
-        check_layouts(config, model, CPU)
+        check_layouts(config, model, on(CPU))
 
 
 @pytest.mark.parametrize(
@@ -186,9 +192,9 @@ def test_an_architecture_that_tensor_ranks_cannot_split_is_refused_before_it_is_
 def test_an_architecture_of_its_own_kind_is_refused_before_it_is_loaded(job: Path, layout: str, words: str) -> None:
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = CohereConfig(vocab_size=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, **shape)
-    check_layouts(given(job, "trainer.layout=d2"), model, CPU)
+    check_layouts(given(job, "trainer.layout=d2"), model, on(CPU))
     with pytest.raises(ConfigError, match=words):
-        check_layouts(given(job, f"trainer.layout={layout}"), model, CPU)
+        check_layouts(given(job, f"trainer.layout={layout}"), model, on(CPU))
 
 
 @pytest.mark.parametrize(
@@ -202,15 +208,16 @@ def test_an_architecture_of_its_own_kind_is_refused_before_it_is_loaded(job: Pat
 def test_a_critic_s_too(job: Path, tmp_path: Path, layout: str, words: str) -> None:
     own = ["algorithm.recipe=ppo", "critic.placement=process", f"critic.layout={layout}"]
     with pytest.raises(ConfigError, match=rf"^critic\.layout has .*{words}"):
-        check_layouts(given(job, *own), CONFIGS["qwen3"](), CPU)
+        check_layouts(given(job, *own), CONFIGS["qwen3"](), on(CPU))
     deeper = CONFIGS["qwen3"]()
     deeper.num_hidden_layers, deeper.num_attention_heads, deeper.num_key_value_heads = 3, 6, 3
     deeper.layer_types, deeper.intermediate_size = None, 48
     deeper.save_pretrained(tmp_path)
     config = given(job, *own, f"critic.model={tmp_path}")
-    check_layouts(config, CONFIGS["qwen3"](), CPU)
+    check_layouts(config, CONFIGS["qwen3"](), on(CPU))
     assert estimate_memory(config, CONFIGS["qwen3"](), CPU).uses["critic: weights, gradients and moments (float32)"] > 0
-    check_layouts(given(job, f"critic.layout={layout}", "critic.placement=process"), CONFIGS["qwen3"](), CPU)  # unused
+    unused = given(job, f"critic.layout={layout}", "critic.placement=process")
+    check_layouts(unused, CONFIGS["qwen3"](), on(CPU))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +258,7 @@ def test_a_model_that_gives_values_is_cut_up_as_a_policy_is(
     if who == "critic":
         changes.append("algorithm.recipe=ppo")
     with nullcontext() if words is None else pytest.raises(ConfigError, match=rf"^{who}\.layout {words}"):
-        check_layouts(given(job, *changes), CONFIGS["qwen3"](), CPU)
+        check_layouts(given(job, *changes), CONFIGS["qwen3"](), on(CPU))
 
 
 @pytest.mark.parametrize("who", ["reference", "teacher"])
@@ -264,17 +271,17 @@ def test_a_scorer_s_heads_have_to_divide_too(job: Path, tmp_path: Path, who: str
     used = ["algorithm.kl.coefficient=0.1"] if who == "reference" else ["algorithm.recipe=opd"]
     ranks = [*used, f"{who}.placement=process", f"{who}.layout=t3"]
     with pytest.raises(ConfigError, match=rf"^{who}\.layout has tp 3, and the model has 4 attention heads"):
-        check_layouts(given(job, *ranks, f"{who}.model={tmp_path / 'narrow'}"), CONFIGS["qwen3"](), CPU)
-    check_layouts(given(job, *ranks, f"{who}.model={tmp_path / 'wider'}"), CONFIGS["qwen3"](), CPU)
-    check_layouts(given(job, *ranks[len(used) :]), CONFIGS["qwen3"](), CPU)  # unused
+        check_layouts(given(job, *ranks, f"{who}.model={tmp_path / 'narrow'}"), CONFIGS["qwen3"](), on(CPU))
+    check_layouts(given(job, *ranks, f"{who}.model={tmp_path / 'wider'}"), CONFIGS["qwen3"](), on(CPU))
+    check_layouts(given(job, *ranks[len(used) :]), CONFIGS["qwen3"](), on(CPU))  # unused
 
 
 def test_on_cuda_ranks_of_a_scorer_may_have_all_of_it_each(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     ranks = ["algorithm.kl.coefficient=0.1", "reference.placement=process"]
-    check_layouts(given(job, *ranks, "reference.layout=d2"), CONFIGS["qwen3"](), torch.device("cuda"))
+    check_layouts(given(job, *ranks, "reference.layout=d2"), CONFIGS["qwen3"](), on(torch.device("cuda")))
     with pytest.raises(ConfigError, match=r"reference\.layout is d3, of 3 ranks, .* this machine has 2 from cuda on"):
-        check_layouts(given(job, *ranks, "reference.layout=d3"), CONFIGS["qwen3"](), torch.device("cuda"))
+        check_layouts(given(job, *ranks, "reference.layout=d3"), CONFIGS["qwen3"](), on(torch.device("cuda")))
 
 
 def test_memory_of_ranks_that_score(job: Path) -> None:
@@ -304,9 +311,9 @@ def test_on_cuda_each_rank_has_a_device(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
     config, model = given(job, f"trainer.layout={layout}"), CONFIGS["qwen3"]()
-    check_layouts(config, model, CPU)
+    check_layouts(config, model, on(CPU))
     with nullcontext() if said is None else pytest.raises(ConfigError, match=said):
-        check_layouts(config, model, torch.device("cuda"))
+        check_layouts(config, model, on(torch.device("cuda")))
 
 
 def test_memory_that_ranks_cut_up_counts_once(job: Path) -> None:

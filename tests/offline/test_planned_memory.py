@@ -11,6 +11,7 @@ from controller_jobs import CHARACTERS, CONFIGS
 from headrace.config import ConfigError, RMConfig, SFTConfig
 from headrace.controller.planning import free_memory
 from headrace.controller.planning.product_workspaces import workspace_bytes
+from headrace.controller.planning.role_devices import role_device
 from headrace.offline.planning.memory import OfflineMemory, estimate_offline_memory
 
 P = (len(CHARACTERS) + 2) * 32 + 2 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 64 + 2 * 32 + 2 * 8) + 32
@@ -55,3 +56,13 @@ def test_on_a_device_passes_count() -> None:
     assert estimate(SFTConfig, "cuda:0", dtype="bfloat16", longest=65).uses["trainer: activations"] > activations
     offloaded = estimate(SFTConfig, "cuda:0", dtype="bfloat16", trainer={"optimizer": {"offload": True}})
     assert offloaded.on_host == {"trainer: float32 weights, moments": 12 * P}
+
+
+def test_what_is_free_on_a_device_of_a_cluster_that_is_joined_is_not_known_here() -> None:
+    """Nor asked about: ranks compute on what the cluster gives them."""
+    runtime, place = {"kind": "ray", "address": "10.0.0.1:6379"}, {"trainer": {"devices": 1}}
+    given = {"model": {"path": "m", "device": "cuda:3"}, "data": {"train": "d"}, "runtime": runtime}
+    config = SFTConfig.model_validate({**given, "cluster": {"place": place}})
+    assert str(role_device(config, "trainer")) == "cuda"
+    found = estimate_offline_memory(config, CONFIGS["qwen3"](), torch.device("cuda"), 40)
+    assert (found.place, found.free, found.on_device) == ("cuda", None, True)

@@ -195,6 +195,14 @@ def check_local_devices(cluster: ClusterConfig | RanksClusterConfig, address: st
         )
 
 
+def gives_gpu(cluster: ClusterConfig | RanksClusterConfig, role: str) -> bool:
+    """Whether each worker of the role has a GPU, or a part of one, and sees no other. Engines that are lent have the
+    trainer's."""
+    role = "trainer" if role == LENT else role
+    place = next((place for name, place in cluster.place.items() if name == role), None)
+    return cluster.device == "GPU" and place is not None and bool(place.devices or place.devices_together)
+
+
 def shares_too_many(devices: float) -> str:
     """What is wrong with so many of each worker of a colocated role, where `devices_together` comes to them as well."""
     return (

@@ -26,7 +26,8 @@ class ModelConfig(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     device: str = "auto"
-    """`auto` (CUDA where there is one, else CPU), `cpu`, `cuda` or `cuda:N`."""
+    """`auto` (CUDA where there is one, else CPU), `cpu`, `cuda` or `cuda:N`. Unless it is `cpu`, a worker to which
+    `cluster.place` gives a GPU computes on that."""
 
 
 EngineKind = Literal["embedded", "vllm", "sglang"]

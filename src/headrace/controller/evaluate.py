@@ -19,8 +19,8 @@ from headrace.controller.building.threads import inline_runtime
 from headrace.controller.building.workers_apart import workers_apart
 from headrace.controller.planning.out_of_memory import keys_of_engines, told_of
 from headrace.controller.planning.plan import Plan
+from headrace.controller.planning.role_devices import lanes_device
 from headrace.controller.watching import watchdog
-from headrace.models.loading import resolve_device
 from headrace.rollout.workflow import outside_player
 from headrace.runtime.protocol import Runtime
 from headrace.weights.plane import WeightPublisher
@@ -42,7 +42,7 @@ async def evaluate(plan: Plan, only: Sequence[str] = ()) -> dict[str, dict[str, 
         raise ConfigError(f"--set is {unknown[0]!r}, and the config has the held-out sets {', '.join(names)}")
     runtime = inline_runtime(
         own_threads(plan.config),
-        device=resolve_device(plan.config.model.device),
+        device=lanes_device(plan.config),
         apart=workers_apart(plan.config, None),
     )
     try:

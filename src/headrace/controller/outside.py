@@ -18,10 +18,10 @@ from headrace.controller.building.wiring import Parts
 from headrace.controller.building.workers_apart import WorkersApart, workers_apart
 from headrace.controller.control_socket import Answer, listening
 from headrace.controller.planning.plan import Plan
+from headrace.controller.planning.role_devices import lanes_device
 from headrace.controller.supervise import rewards
 from headrace.controller.tracking import tracking
 from headrace.controller.watching import watchdog
-from headrace.models.loading import resolve_device
 from headrace.observe.events import EventSink
 from headrace.rewards.judge import Ask
 from headrace.roles.workers.functions import FunctionsWorker
@@ -105,7 +105,7 @@ class ThisMachine:
         self._apart = workers_apart(config, folder, plan.rollout_workers, plan.shared)
         return inline_runtime(
             own_threads(config),
-            device=resolve_device(config.model.device),
+            device=lanes_device(config),
             turns=config.runtime.turns or takes_turns(config),
             trace=trace,
             apart=self._apart,

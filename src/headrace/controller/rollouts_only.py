@@ -19,13 +19,13 @@ from headrace.controller.building.judge_engines import asker, returns_of, servin
 from headrace.controller.building.reward_model import load_model_reward
 from headrace.controller.building.rollout_workers import end_rollout_workers, start_rollout_workers
 from headrace.controller.planning.plan import Plan
+from headrace.controller.planning.role_devices import policy_device
 from headrace.controller.role_tasks import Role
 from headrace.controller.stopping import StopRequest
 from headrace.controller.supervise import end, rewards, see_through, tell_of_damage, watching
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import SwapMode
 from headrace.experience.loader import StreamingLoader
-from headrace.models.loading import resolve_device
 from headrace.observe.listeners import Listeners
 from headrace.rewards.model_reward import ModelReward
 from headrace.roles.actors.trained_step import TrainedStep
@@ -108,7 +108,7 @@ def _started(plan: Plan, base: Groundwork, begun: Version) -> dict[str, Any]:
         "version": str(begun),
         "batches": plan.total_batches,
         "ahead": base.ahead,
-        "device": resolve_device(plan.config.model.device).type,
+        "device": policy_device(plan.config).type,
     }
 
 

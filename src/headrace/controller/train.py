@@ -25,6 +25,7 @@ from headrace.controller.planning.out_of_memory import told
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.replay import note_replay
 from headrace.controller.planning.resumed import resumed_plan
+from headrace.controller.planning.role_devices import policy_device
 from headrace.controller.role_tasks import Loop, RoleTasks
 from headrace.controller.rollouts_only import record_rollouts
 from headrace.controller.run_folder import (
@@ -41,7 +42,6 @@ from headrace.controller.run_folder import (
 from headrace.controller.scaling import Scaling
 from headrace.controller.stopping import StopRequest
 from headrace.controller.supervise import end, tell_of_damage, unless, watching
-from headrace.models.loading import resolve_device
 from headrace.observe.last_steps import LastSteps
 from headrace.observe.listeners import NOBODY, Listeners
 from headrace.observe.trace import write_trace
@@ -219,7 +219,7 @@ async def _train(
                 "version": str(begun),
                 "batches": plan.total_batches,
                 "ahead": parts.ahead,
-                "device": resolve_device(plan.config.model.device).type,
+                "device": policy_device(plan.config).type,
             }
             parts.recorder.rate = rate
             parts.recorder.event("started", started)

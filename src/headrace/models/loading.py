@@ -29,14 +29,17 @@ _LOADING = threading.Lock()
 """`from_pretrained` builds on the meta device by switching process-wide state, so two at once corrupt each other."""
 
 
-def resolve_device(name: str) -> torch.device:
-    """`auto` (CUDA where there is one, else CPU), `cpu`, `cuda` or `cuda:N`. Raises ConfigError."""
+def resolve_device(name: str, *, given: bool = False) -> torch.device:
+    """`auto` (CUDA where there is one, else CPU), `cpu`, `cuda` or `cuda:N`. `given`: of a worker elsewhere, to which a
+    CUDA device is given: it sees no other. Raises ConfigError."""
     import torch
 
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", name):
+        raise ConfigError(f"device {name!r} is unknown; use auto, cpu, cuda or cuda:N")
+    if given and name != "cpu":
+        return torch.device("cuda")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
-        raise ConfigError(f"device {name!r} is unknown; use auto, cpu, cuda or cuda:N")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(

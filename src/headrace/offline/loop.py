@@ -23,6 +23,7 @@ from headrace.controller.planning.given_inputs import check_inputs
 from headrace.controller.planning.layouts import check_layout
 from headrace.controller.planning.out_of_memory import told
 from headrace.controller.planning.prompt_notes import unread_notes
+from headrace.controller.planning.role_devices import role_device
 from headrace.controller.stopping import StopFlag
 from headrace.errors import HeadraceError
 from headrace.experience.prompts.dataset import PromptOrder
@@ -32,7 +33,6 @@ from headrace.models.loading import (
     load_tokenizer,
     read_generation_stops,
     read_model_config,
-    resolve_device,
 )
 from headrace.observe.offline.listeners import NOBODY, OfflineListeners
 from headrace.observe.offline.summary import build_summary
@@ -96,7 +96,7 @@ def look_at(config: OfflineConfig, output: OutputFolder | None) -> Source:
     check_threads(config.runtime.threads)
     check_inputs(config)
     check_packages(sections(config.track))
-    device = resolve_device(config.model.device)
+    device = role_device(config, "trainer")
     check_model(config.model.path)
     model = read_model_config(config.model.path)
     here, scores = place_of(config) is None and (joined is None or not joined.is_spread), isinstance(config, RMConfig)

@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from headrace.config import ConfigError, EngineConfig, TrainConfig
 from headrace.config.model import EngineSection
 from headrace.controller.building.first_version import publish_first
@@ -15,6 +17,7 @@ from headrace.controller.building.server_specs import server_spec
 from headrace.controller.planning.cache_memory import cache_of
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.plan import Plan
+from headrace.controller.planning.role_devices import is_elsewhere, role_device
 from headrace.engines.catching_up import caught_up, is_behind
 from headrace.engines.embedded.cache_plan import CachePlan
 from headrace.engines.pool import EnginePool
@@ -55,7 +58,7 @@ async def load_engines(
         kind, specs = _specs(plan, section, len(asked.places), folder, returns)
         asked.take(await _started(kind, specs, runtime, _where(config)))
     if config.engine.lent:
-        _, (spec, *_) = _specs(plan, config.engine, 0, folder, returns)
+        _, (spec, *_) = _specs(plan, config.engine, 0, folder, returns, LentEngineWorker.kind)
         specs = [spec] * config.engine.lent
         asked.take(await _started(LentEngineWorker, specs, runtime, _where(config, "lent")))
     pool = asked.pool(
@@ -74,17 +77,19 @@ async def load_engines(
 
 
 def _specs(
-    plan: Plan, section: EngineSection, first: int, folder: Path | None, returns: bool
+    plan: Plan, section: EngineSection, first: int, folder: Path | None, returns: bool, kind: str = EngineWorker.kind
 ) -> tuple[type[EngineHost[Any]], list[object]]:
-    """Of the section's engines, of which the first is the run's engine `first`, and the class of their workers."""
+    """Of the section's engines, of which the first is the run's engine `first`, and the class of their workers; of
+    embedded ones, as workers of this `kind`."""
     count, config = section.count, plan.config
     if section.is_server:
         return ServerEngineWorker, [
             server_spec(plan, section, place, first + place, folder, returns) for place in range(count)
         ]
-    model, cache = config.model, cache_of(section, config, plan.memory.cache)
+    cache = None if is_elsewhere(config, kind) else cache_of(section, config, plan.memory.cache)
     given = config.engine.model_copy(update={"max_concurrent_sequences": section.max_concurrent_sequences})
-    spec = engine_spec(plan.weights, given, model.dtype, model.device, cache=cache, returns=returns)
+    device = role_device(config, kind)
+    spec = engine_spec(plan.weights, given, config.model.dtype, device, cache=cache, returns=returns)
     return EngineWorker, [spec] * count
 
 
@@ -95,7 +100,8 @@ async def load_judges(plan: Plan, runtime: Runtime, *, returns: bool = True) -> 
     model, judges = plan.config.model, own_judges(plan.config.rewards)
     if not judges:
         return {}
-    specs = [engine_spec(own.path, own.engine, model.dtype, model.device, returns=returns) for own in judges]
+    device = role_device(plan.config, JudgeEngineWorker.kind)
+    specs = [engine_spec(own.path, own.engine, model.dtype, device, returns=returns) for own in judges]
     workers = await _started(JudgeEngineWorker, specs, runtime, _where(plan.config, "judge"))
 
     def pool(rank: int, path: str) -> EnginePool:
@@ -113,7 +119,7 @@ async def load_judges(plan: Plan, runtime: Runtime, *, returns: bool = True) -> 
 
 async def load_engine(path: str, config: EngineConfig, dtype: str, runtime: Runtime) -> EnginePool:
     """One engine of the model at `path`, not started, that does not come back. Raises as `load_engines`."""
-    spec = engine_spec(path, config, dtype, "auto")
+    spec = engine_spec(path, config, dtype, resolve_device("auto"))
     workers = await _started(EngineWorker, [spec], runtime, Placement(start_s=_START_S))
     asked = _Asked(runtime)
     asked.take(workers)
@@ -124,13 +130,13 @@ def engine_spec(
     path: str,
     config: EngineConfig,
     dtype: str,
-    device: str,
+    device: torch.device,
     *,
     cache: CachePlan | None = None,
     returns: bool = False,
 ) -> EngineSpec:
-    """`dtype` and `device` of the run's models."""
-    return EngineSpec(path, config.dtype or dtype, str(resolve_device(device)), config, cache, returns)
+    """`dtype`: of the run's models."""
+    return EngineSpec(path, config.dtype or dtype, str(device), config, cache, returns)
 
 
 def _where(config: TrainConfig, kind: str = "engine") -> Placement:

@@ -6,7 +6,7 @@ from headrace.config import TrainConfig
 from headrace.config.layout import LayoutConfig
 from headrace.controller.building.model_workers import scoring_ranks
 from headrace.controller.planning.plan import Plan
-from headrace.models.loading import resolve_device
+from headrace.controller.planning.role_devices import role_device
 from headrace.roles.columns.frozen import InRanks
 from headrace.roles.workers.frozen import FrozenSpec, FrozenWorker
 from headrace.runtime.protocol import Runtime
@@ -22,7 +22,7 @@ async def frozen_ranks(
     spec = FrozenSpec(
         weights,
         config.model.dtype,
-        str(resolve_device(config.model.device)),
+        str(role_device(config, kind.kind)),
         config.rollout.sampling.temperature,
         layout=layout_of(layout),
         max_tokens=max_tokens,

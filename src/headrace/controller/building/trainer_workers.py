@@ -10,7 +10,7 @@ from headrace.config.roles import CriticConfig
 from headrace.config.trainer import TrainerConfig
 from headrace.controller.building.model_workers import started
 from headrace.controller.planning.plan import Plan
-from headrace.models.loading import resolve_device
+from headrace.controller.planning.role_devices import role_device
 from headrace.roles.workers.trainer import CriticWorker, TrainerSpec, TrainerWorker
 from headrace.runtime.at_start import anew_if_lost
 from headrace.runtime.protocol import Runtime
@@ -32,7 +32,7 @@ async def policy_group(
     spec = TrainerSpec(
         config,
         plan.weights,
-        str(resolve_device(config.model.device)),
+        str(role_device(config, TrainerWorker.kind)),
         trained * config.algorithm.steps_per_batch,
         plan.records_entropy,
         transport,
@@ -50,7 +50,7 @@ async def value_group(plan: Plan, runtime: Runtime, weights: str, folder: Path) 
     spec = TrainerSpec(
         config,
         weights,
-        str(resolve_device(config.model.device)),
+        str(role_device(config, CriticWorker.kind)),
         plan.total_batches * config.algorithm.epochs_per_batch * config.critic.updates_per_batch,
         records_entropy=False,
         transport="memory",

@@ -28,6 +28,8 @@ from headrace.engines.embedded.pages import pages_for
 KV_CACHE = "engine: KV cache"
 MOST_TOLD = 4
 """Uses that an error names."""
+_NO_BOUND = 1 << 62
+"""Bytes: more than any machine has."""
 
 
 def engine_dtype(config: TrainConfig) -> str:
@@ -99,12 +101,17 @@ def cache_beside(
 
 
 def plan_kv_cache(
-    model_config: Any, engine_config: EngineConfig, dtype: str, device: torch.device, share: int = 1
+    model_config: Any,
+    engine_config: EngineConfig,
+    dtype: str,
+    device: torch.device,
+    share: int = 1,
+    *,
+    elsewhere: bool = False,
 ) -> CachePlan:
     """The cache that each of `share` embedded engines with weights of `dtype` will have on `device` where nothing else
-    is. Raises ConfigError."""
+    is; all that is asked for where that is `elsewhere`, and nobody here knows what is free. Raises ConfigError."""
     # On a CPU the engine keeps it in float32, whatever the weights are.
     kept = torch.float32 if device.type == "cpu" else getattr(torch, dtype)
-    return plan_cache(
-        model_config, engine_config, kept, free_memory.free_bytes(device) // share, paged=is_paged(device, model_config)
-    )
+    free = _NO_BOUND if elsewhere else free_memory.free_bytes(device) // share
+    return plan_cache(model_config, engine_config, kept, free, paged=is_paged(device, model_config))

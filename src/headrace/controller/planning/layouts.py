@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,12 +18,13 @@ GIVE_VALUES = ("critic", "reward")
 """Kinds of workers whose models do."""
 
 
-def check_layouts(config: TrainConfig, policy: Any, device: torch.device) -> None:
-    """`policy`: its Hugging Face config. Raises ConfigError with what would fit."""
+def check_layouts(config: TrainConfig, policy: Any, device_of: Callable[[str], torch.device]) -> None:
+    """`policy`: its Hugging Face config. `device_of`: on which workers of a kind compute. Raises ConfigError with what
+    would fit."""
     layouts = layouts_of(config)
     for kind in (*config.trainer_processes, *config.scorer_processes):
         if (layout := layouts[kind]).ranks > 1 or layout.stage:
-            model, key = config_of_kind(kind, config, policy), key_of(kind)
+            model, key, device = config_of_kind(kind, config, policy), key_of(kind), device_of(kind)
             here, trains = kind not in config.cluster.place, kind not in config.scorer_processes
             check_layout(key, layout, model, device, here=here, trains=trains, gives_values=kind in GIVE_VALUES)
 

@@ -40,6 +40,7 @@ from headrace.controller.planning.memory_by_turns import OF_LENT, by_turns, keep
 from headrace.controller.planning.out_of_memory import what_to_lower
 from headrace.controller.planning.planned_model import PlannedModel, planned_models
 from headrace.controller.planning.product_workspaces import WORKSPACES, workspaces_of_run
+from headrace.controller.planning.role_devices import is_elsewhere, policy_role
 from headrace.controller.planning.run_processes import NO_PROCESSES, RunProcesses, check_room
 from headrace.controller.planning.table_size import most_sampled, table_bytes
 from headrace.controller.planning.trained_memory import (
@@ -89,8 +90,8 @@ class MemoryEstimate:
     uses: dict[str, int]
     place: str
     """Whose memory it is: `this host`, or a device."""
-    free: int
-    """There, now."""
+    free: int | None
+    """There, now; None where nobody here can ask, as about a device of a cluster that is joined."""
     cache: CachePlan
     """Of each of the policy's engines of the first section; see `cache_of`."""
     on_host: Mapping[str, int]
@@ -140,7 +141,8 @@ def estimate_memory(
     Raises ConfigError if the processes or the KV cache do not fit; for a device, if anything does not.
     """
     check_room(processes, free_memory.free_bytes(torch.device("cpu")))
-    models, free = planned_models(config, model_config), free_memory.free_bytes(device)
+    models, elsewhere = planned_models(config, model_config), is_elsewhere(config, policy_role(config))
+    free = None if elsewhere else free_memory.free_bytes(device)
     parameters = models["trainer"].parameters
     uses = _fixed(config, models, device)
     uses |= {} if device.type == "cpu" else _activations(config, models, device)
@@ -152,9 +154,9 @@ def estimate_memory(
         uses[WORKSPACES] = workspaces_of_run(config, uses)
     if not engine:
         cache = CachePlan(slots=1, max_context=context_limit(model_config, config.engine), bytes_wanted=0)
-    elif device.type == "cpu":
-        share = as_many_as_first(config)
-        cache = plan_kv_cache(model_config, config.engine, engine_dtype(config), device, share)
+    elif device.type == "cpu" or free is None:
+        share, unknown = as_many_as_first(config), elsewhere or is_elsewhere(config, "engine")
+        cache = plan_kv_cache(model_config, config.engine, engine_dtype(config), device, share, elsewhere=unknown)
     else:
         cache = cache_beside(config, model_config, device, free, uses)
     kept: dict[str, int] = _off_device(config, models, device) if trainer else {}
@@ -181,8 +183,9 @@ def estimate_memory(
         turns = by_turns(config, uses, on_device=False)
         return MemoryEstimate(parameters, uses, _HOST, free, cache, {}, slots, turns)
     turns = by_turns(config, uses, on_device=True)
-    for turn, size in turns.items():
-        _require_room(config, str(device), free, uses, turn, size)
+    if free is not None:
+        for turn, size in turns.items():
+            _require_room(config, str(device), free, uses, turn, size)
     if turns:
         kept |= _asleep(config, models, device)
     if trainer and transport_of(config, device) == "shm":
@@ -276,7 +279,9 @@ def _fixed(config: TrainConfig, models: Mapping[str, PlannedModel], device: torc
     for judge in own_judges(config.rewards):
         asked, dtype = read_model_config(judge.path), judge.engine.dtype or config.model.dtype
         uses[f"judge {judge.path}: weights"] = ITEM_BYTES[dtype] * (count_parameters(asked) + _laid_out_anew(asked))
-        uses[f"judge {judge.path}: KV cache"] = plan_kv_cache(asked, judge.engine, dtype, device).bytes_wanted
+        unknown = is_elsewhere(config, "judge") or is_elsewhere(config, policy_role(config))
+        cache = plan_kv_cache(asked, judge.engine, dtype, device, elsewhere=unknown)
+        uses[f"judge {judge.path}: KV cache"] = cache.bytes_wanted
     return {use: size for use, size in uses.items() if size}
 
 

@@ -8,13 +8,14 @@ from headrace.controller.planning.free_memory import in_units
 
 
 def memory_lines(
-    needed: int, free: int, place: str, *, on_device: bool, mend: str, more: list[str] | None = None
+    needed: int, free: int | None, place: str, *, on_device: bool, mend: str, more: list[str] | None = None
 ) -> list[str]:
-    """What is `needed` at once, and whether that is `free` at `place`; `more` stands between. `mend`: how to need
-    less, for people."""
+    """What is `needed` at once, and whether that is `free` at `place`, if that is known; `more` stands between. `mend`:
+    how to need less, for people."""
     beside = "" if on_device else " and activations"
-    lines = [f"memory    {in_units(needed)}{beside}; {in_units(free)} free on {place}", *(more or [])]
-    if needed > free:
+    there = f"{in_units(free)} free on {place}" if free is not None else f"what is free on {place} is known there alone"
+    lines = [f"memory    {in_units(needed)}{beside}; {there}", *(more or [])]
+    if free is not None and needed > free:
         lines.append(f"  WARNING: that is {in_units(needed - free)} more than is free: free memory, {mend}")
     return lines
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from headrace.controller.planning.experts import check_experts
 from headrace.controller.planning.judges import check_judges
 from headrace.controller.planning.layouts import check_layouts
 from headrace.controller.planning.origin import check_origin
+from headrace.controller.planning.role_devices import policy_device, role_device
 from headrace.engines.embedded.cache_plan import context_limit
 from headrace.experience.text.tokens import TextCodec
 from headrace.models.loading import (
@@ -22,7 +24,6 @@ from headrace.models.loading import (
     load_tokenizer,
     read_generation_stops,
     read_model_config,
-    resolve_device,
 )
 from headrace.store.origin import Origin
 
@@ -57,12 +58,12 @@ class PolicyModel:
 def read_policy(config: TrainConfig, origin: Origin | None) -> PolicyModel:
     """`origin`: what the run begins from, if not from the model at `model.path`. Raises ConfigError for a model that
     the run could not be made of, and for one that could not stand beside it."""
-    path, device = config.model.path, resolve_device(config.model.device)
+    path, device = config.model.path, policy_device(config)
     check_model(path)
     model_config = read_model_config(path)
     check_experts(config, model_config)
     check_mapped(config, model_config, device)
-    check_layouts(config, model_config, device)
+    check_layouts(config, model_config, partial(role_device, config))
     _check_others(config, int(model_config.get_text_config().vocab_size))
     if origin is not None:
         check_origin(config, origin)

@@ -8,10 +8,10 @@ import sys
 from headrace.config import ConfigError, TrainConfig
 from headrace.config.model import EngineSection
 from headrace.controller.building.processors import threads_of_worker
+from headrace.controller.planning.role_devices import role_device
 from headrace.engines.embedded.cache_plan import CachePlan
 from headrace.engines.servers.kinds import KINDS
 from headrace.engines.servers.launch import ServerLaunch
-from headrace.models.loading import resolve_device
 
 _GIB = 1 << 30
 _SEEDS = 1000
@@ -33,7 +33,7 @@ def server_launch(
         max_context=cache.max_context,
         seed=(config.seed * _SEEDS + rank) % _SEED_END,
         keeps=config.async_.swap == "keep",
-        on_cpu=resolve_device(config.model.device).type == "cpu",
+        on_cpu=role_device(config, "engine").type == "cpu",
         top_k=config.most_kept,
         kv_cache_gib=cache.bytes_wanted / _GIB,
         threads=threads_of_worker(config),

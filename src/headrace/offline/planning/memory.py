@@ -14,6 +14,7 @@ from headrace.controller.planning import free_memory
 from headrace.controller.planning.activations import DecoderShape, passes_bytes
 from headrace.controller.planning.planned_model import PlannedModel
 from headrace.controller.planning.product_workspaces import WORKSPACES, workspaces_of_learning
+from headrace.controller.planning.role_devices import is_elsewhere
 from headrace.controller.planning.run_processes import check_room, rank_processes
 from headrace.controller.planning.trained_memory import trained_bytes_of, trainer_uses
 from headrace.offline.trained.of_config import OfflineConfig
@@ -27,8 +28,8 @@ class OfflineMemory:
     uses: Mapping[str, int]
     place: str
     """Whose memory it is: `this host`, or a device."""
-    free: int
-    """There, now."""
+    free: int | None
+    """There, now; None where nobody here can ask, as about a device of a cluster that is joined."""
     on_host: Mapping[str, int]
     """Beside it, if the place is a device: of this host's memory."""
     on_device: bool
@@ -66,7 +67,7 @@ def estimate_offline_memory(
         model,
         {use: size for use, size in uses.items() if size},
         str(device) if on_device else "this host",
-        free_memory.free_bytes(device),
+        None if is_elsewhere(config, "trainer") else free_memory.free_bytes(device),
         {use: size for use, size in kept.items() if size},
         on_device,
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.config import SFTConfig
-from headrace.models.loading import read_model_config, resolve_device
+from headrace.controller.planning.role_devices import role_device
+from headrace.models.loading import read_model_config
 from headrace.offline.inputs import Inputs
 from headrace.offline.loop import steps_of
 from headrace.offline.pairs import pairs_of
@@ -31,6 +32,6 @@ def make_offline_plan(config: OfflineConfig) -> OfflinePlan:
     inputs = demonstrations_of(config, None) if isinstance(config, SFTConfig) else pairs_of(config, None)
     model = read_model_config(config.model.path)
     longest = max(map(size_of, (*inputs.units, *inputs.held_out)))
-    memory = estimate_offline_memory(config, model, resolve_device(config.model.device), longest)
+    memory = estimate_offline_memory(config, model, role_device(config, "trainer"), longest)
     steps = steps_of(config, len(inputs.units), inputs.per_batch)
     return OfflinePlan(config, inputs, steps, memory)

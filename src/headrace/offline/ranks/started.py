@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace.config import ConfigError
 from headrace.config.values.hosts import is_loopback
-from headrace.models.loading import resolve_device
+from headrace.controller.planning.role_devices import role_device
 from headrace.offline.model import ModelHere, OfflineModel
 from headrace.offline.ranks.placement import in_cluster
 from headrace.offline.trained.of_config import OfflineConfig, model_of
@@ -47,7 +47,7 @@ def check_world(config: OfflineConfig, joined: Joined | None) -> None:
 
 def started(config: OfflineConfig, steps: int, folder: Path) -> OfflineModel:
     """The model, loaded; `steps`: of the whole run; `folder`: its output, for logs. Raises ConfigError, WorkerLost."""
-    device = resolve_device(config.model.device)
+    device = role_device(config, "trainer")
     layout, runtime = config.trainer.layout, config.runtime
     if layout.ranks == 1 and not layout.stage and runtime.kind == "inline":
         trained = model_of(config, device, steps)
