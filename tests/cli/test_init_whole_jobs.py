@@ -133,6 +133,17 @@ def test_a_batch_that_is_no_number_is_listed(home: Path, capsys: Captured) -> No
     assert "rollout" not in config
 
 
+def test_a_generation_batch_is_updated_on_in_steps_of_a_device_s_batch(home: Path, capsys: Captured) -> None:
+    """By hand: 64 responses of 8 a prompt are 8 prompts, and 64 / 8 updates of 8 responses each: 800 / 8 batches."""
+    text = "per_device_train_batch_size: 8\ngradient_accumulation_steps: 1\ngeneration_batch_size: 64\n"
+    text += "num_generations: 8\nmax_steps: 800\nsave_steps: 80\n"
+    config, said = init(home, capsys, "trl", "a.yaml", text)
+    assert config["rollout"] == {"prompts_per_batch": 8, "samples_per_prompt": 8}
+    assert config["algorithm"]["updates_per_batch"] == 8
+    assert (config["trainer"]["batches"], config["checkpoint"]["every"]) == (100, 10)
+    assert said["generation_batch_size"] == "rollout.prompts_per_batch: 8, algorithm.updates_per_batch: 8"
+
+
 def test_a_reference_that_is_synced_is_refreshed(home: Path, capsys: Captured) -> None:
     """By hand: 64 optimiser steps are 64 / 2 batches of two."""
     text = "sync_ref_model: true\nref_model_sync_steps: 64\ngradient_accumulation_steps: 4\nsteps_per_generation: 8\n"

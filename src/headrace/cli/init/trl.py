@@ -54,13 +54,21 @@ def _number(settings: Settings, name: str, default: float) -> float:
     return value
 
 
+def _responses_a_step(settings: Settings) -> float:
+    """Of one device."""
+    return _number(settings, "per_device_train_batch_size", _COMPLETIONS_A_DEVICE)
+
+
 def _steps_per_generation(settings: Settings) -> float:
+    """Where it is not given: those of the generation batch if that is given, else those of an optimiser step."""
+    if settings.get("steps_per_generation") is None and settings.get("generation_batch_size") is not None:
+        return _number(settings, "generation_batch_size", 0) / _responses_a_step(settings)
     return _number(settings, "steps_per_generation", _number(settings, "gradient_accumulation_steps", 1))
 
 
 def _batch(value: Any, settings: Settings) -> Mapping[str, Any]:
-    """TRL counts responses, of one device; here a batch is counted in prompts."""
-    made = _number(settings, "per_device_train_batch_size", _COMPLETIONS_A_DEVICE) * _steps_per_generation(settings)
+    """TRL counts responses; here a batch is counted in prompts."""
+    made = _responses_a_step(settings) * _steps_per_generation(settings)
     responses = _number(settings, "generation_batch_size", made)
     prompts = responses / _number(settings, "num_generations", _PER_PROMPT)
     return {"rollout.prompts_per_batch": whole(prompts, "rollout.prompts_per_batch (responses / num_generations)")}
@@ -222,7 +230,7 @@ RULES: Mapping[str, Rule] = {
     "per_device_train_batch_size": _batch,
     "gradient_accumulation_steps": _batch,
     "steps_per_generation": _updates_rule,
-    "generation_batch_size": _batch,
+    "generation_batch_size": _updates_rule,
     "max_steps": unless(-1, _batches("trainer.batches")),
     "save_steps": _batches("checkpoint.every"),
     "eval_steps": _batches("evaluation.every"),
