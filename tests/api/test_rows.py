@@ -62,6 +62,20 @@ def test_a_dataset_is_rows() -> None:
         list(lines_of(datasets.DatasetDict(train=datasets.Dataset.from_list(rows)), "data"))
 
 
+def test_tools_and_calls_of_a_table_have_what_their_own_row_has() -> None:
+    datasets, pandas = pytest.importorskip("datasets"), pytest.importorskip("pandas")
+    rows = [
+        {"tools": [{"name": name, "parameters": {"type": "object", "properties": {one: {"type": kind}}}}], "n": None}
+        for name, one, kind in (("weather", "city", "string"), ("count", "up_to", "integer"))
+    ]
+    dataset = datasets.Dataset.from_list(rows)
+    assert dataset[0]["tools"] != rows[0]["tools"], "the other row's parameter is there, null"
+    for table in (dataset, pandas.DataFrame(list(dataset))):
+        assert [json.loads(line) for line in lines_of(table, "data")] == rows
+    (line,) = lines_of([dataset[0]], "data")
+    assert json.loads(line) == dataset[0], "rows that are dicts are as they are given"
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [

@@ -123,6 +123,44 @@ VERL = {
 }
 
 
+def _tool(name: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"properties": properties}}}
+
+
+def _called(name: str, **arguments: Any) -> list[dict[str, Any]]:
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return [{"role": "assistant", "content": "", "tool_calls": [call]}]
+
+
+WITH_TOOLS = [
+    {
+        "prompt": [{"role": "user", "content": "Ulm?"}, *_called("weather", city="Ulm")],
+        "tools": [_tool("weather", city={"type": "string"})],
+        "extra": {"a": 1, "b": None},
+    },
+    {
+        "prompt": [{"role": "user", "content": "1+1?"}, *_called("sum", of=[{"n": 1}, {"m": 1}]), *_called("now")],
+        "tools": [_tool("sum", of={"type": "array", "enum": ["a", None]}), _tool("now")],
+        "extra": {"a": None, "b": 2},
+    },
+]
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.parquet", "t.arrow", "saved"])
+def test_tools_and_calls_have_what_their_own_row_has_in_every_format(tmp_path: Path, name: str) -> None:
+    WRITERS[name](tmp_path / name, WITH_TOOLS)
+    prompts = open_prompts(str(tmp_path / name), prompt_column="prompt", tools_column="tools")
+    assert [prompt.content for prompt in prompts] == [row["prompt"] for row in WITH_TOOLS]
+    assert [prompt.tools for prompt in prompts] == [row["tools"] for row in WITH_TOOLS]
+    assert [prompt.row for prompt in prompts] == WITH_TOOLS
+
+
+def test_a_null_argument_of_a_line_of_json_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_bytes(_lines([{"prompt": _called("weather", city=None)}]))
+    (prompt,) = open_prompts(str(tmp_path / "t.jsonl"), prompt_column="prompt")
+    assert prompt.content == _called("weather", city=None)
+
+
 def test_verls_parquet_is_read_as_it_is(tmp_path: Path) -> None:
     rows = [{**VERL, "extra_info": {**VERL["extra_info"], "index": i}} for i in range(3)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")

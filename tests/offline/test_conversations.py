@@ -50,6 +50,24 @@ def read(
     return rows, ChatTemplate(tokenizer)
 
 
+def test_a_table_of_calls_has_the_tokens_of_the_same_lines_of_json(tmp_path: Path) -> None:
+    """A table has the arguments of both calls in each of them, null where a call has none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    calls = [{"function": {"name": "w", "arguments": one}} for one in ({"c": "Ulm"}, {"sum": 2})]
+    talks = [[{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [call]}] for call in calls]
+    rows, template = read(tmp_path, CHATML, *talks)
+    pq.write_table(pa.Table.from_pylist([{"messages": talk} for talk in talks]), tmp_path / "talk.parquet")
+    config = SFTDataConfig(train=str(tmp_path / "talk.parquet"), messages_column="messages")
+    end = template.tokenizer.eos_token_id
+    of_table = read_conversations(
+        config, template, roles=("assistant",), turns="all", end_token_id=end, stop_token_ids=(end,), max_context=None
+    )
+    assert [shown(row, template) for row in of_table] == [shown(row, template) for row in rows]
+    assert '"c": "Ulm"' in shown(rows[0], template)
+
+
 def shown(row: PackRow, template: ChatTemplate) -> str:
     """The text of a row, with [what is in the loss] in brackets."""
     changes = np.flatnonzero(np.diff(row.mask.astype(int))) + 1

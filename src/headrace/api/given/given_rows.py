@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from headrace.config.errors import ConfigError
+from headrace.experience.sources.joined_fields import without_joined
 
 _MEND = "give rows as dicts, a datasets.Dataset, a pandas frame, or the path of a JSONL file"
 
@@ -16,12 +17,15 @@ def lines_of(data: Any, argument: str) -> Iterator[bytes]:
     """A line for each row of `data`: dicts, a `datasets.Dataset`, a pandas frame, or any iterable of dicts. `argument`
     names it in errors. Raises ConfigError, while the lines are taken, for what is no row, or has no form in JSON."""
     is_frame = _is_frame(data)
+    is_table = is_frame or _is_dataset(data)
     for place, row in enumerate(_rows(data, argument, is_frame)):
         if not isinstance(row, Mapping):
             raise ConfigError(f"{argument}: row {place} is a {type(row).__name__}; {_MEND}")
         where = f"{argument}: row {place}"
         try:
             plain = {str(name): _plain(value, f"{where}, column {name!r}", is_frame) for name, value in row.items()}
+            if is_table:
+                plain = {name: without_joined(value) for name, value in plain.items()}
         except RecursionError as error:
             raise ConfigError(f"{where} holds itself, or is nested too deeply; give plain values") from error
         yield json.dumps(plain).encode() + b"\n"
@@ -30,6 +34,11 @@ def lines_of(data: Any, argument: str) -> Iterator[bytes]:
 def _is_frame(data: Any) -> bool:
     """A pandas frame, or one of the same make; pandas need not be installed."""
     return hasattr(data, "columns") and callable(getattr(data, "to_dict", None))
+
+
+def _is_dataset(data: Any) -> bool:
+    """Of the package `datasets`, which need not be installed."""
+    return any(kind.__module__.partition(".")[0] == "datasets" for kind in type(data).__mro__)
 
 
 def _rows(data: Any, argument: str, is_frame: bool) -> Iterable[Any]:

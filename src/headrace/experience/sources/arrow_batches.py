@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import ConfigError
+from headrace.experience.sources.joined_fields import without_joined
 from headrace.experience.sources.rows import Row
 
 if TYPE_CHECKING:
@@ -39,10 +40,10 @@ def decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
-    """JSON values only. Dates and times are ISO text, decimals text, NaN and infinities null; a message's null fields
-    are left out, since a column of structs cannot tell them from absent ones."""
+    """JSON values only. Dates and times are ISO text, decimals text, NaN and infinities null; null fields of messages,
+    tools and calls are left out, since a column of structs cannot tell them from absent ones."""
     try:
-        return [plain(row) for row in batch.to_pylist()]
+        return [{name: without_joined(plain(value)) for name, value in row.items()} for row in batch.to_pylist()]
     except (UnicodeError, ValueError, OverflowError) as error:
         raise ConfigError(f"a row holds a value that cannot be read ({error}); correct it, or remove its column") from (
             error
@@ -56,8 +57,6 @@ def plain(value: Any) -> Any:
         case float():
             return value if math.isfinite(value) else None
         case dict():
-            if value.get("role") is not None:
-                return {key: plain(part) for key, part in value.items() if part is not None}
             return {key: plain(part) for key, part in value.items()}
         case list():
             if value and all(isinstance(part, tuple) for part in value):  # a map
