@@ -194,6 +194,18 @@ def test_one_with_a_copy_of_the_model_is_met(there: dict[str, Any]) -> None:
     asyncio.run(dialect(server({"model": {**CONFIG, **SEEN, **there}})).meet(own))
 
 
+def test_one_that_computes_with_the_long_factors_of_rope_is_refused() -> None:
+    """vLLM takes them for all samples where its context is beyond the original one."""
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 64, "short_factor": [1], "long_factor": [4]}
+    model = {**CONFIG, **SEEN, "max_position_embeddings": 512, "rope_parameters": {"rope_theta": 1e4, **rope}}
+    own = Expected(identity_of(model), 32, "float32")
+    asyncio.run(dialect(server({"model": model, "max_model_len": 64})).meet(own))
+    with pytest.raises(
+        ConfigError, match=r"has a context of 65 tokens, .* longrope.*; start it with --max-model-len 64"
+    ):
+        asyncio.run(dialect(server({"model": model, "max_model_len": 65})).meet(own))
+
+
 @dataclass
 class OfVllm:
     """Its config of a model."""

@@ -41,7 +41,8 @@ class EngineConfig(Section):
     max_concurrent_sequences: int = Field(default=64, ge=1, le=4096)
     """Sequences decoded together, at most: slots of the KV cache."""
     max_context: int | None = Field(default=None, ge=2)
-    """Longest prompt + response in tokens; the model's own limit unless given."""
+    """Longest prompt + response in tokens; the model's own limit unless given. With a rotary embedding of type
+    `longrope` it is `original_max_position_embeddings` at most, beyond which that is another one."""
     kv_cache_gib: float | None = Field(default=None, gt=0)
     """Memory that the KV cache may take; unless given, half of what is free at the start, or in training on a CUDA
     device what all else leaves."""

@@ -34,6 +34,7 @@ from headrace.models.loading import (
     read_generation_stops,
     read_model_config,
 )
+from headrace.models.rope_reach import LONG, positions_of, reach_of
 from headrace.observe.offline.listeners import NOBODY, OfflineListeners
 from headrace.observe.offline.summary import build_summary
 from headrace.observe.trackers.packages import check_packages
@@ -110,7 +111,9 @@ def look_at(config: OfflineConfig, output: OutputFolder | None) -> Source:
             "could not learn to stop; set eos_token in the tokenizer"
         )
     end = stops[0] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
-    context = getattr(model.get_text_config(), "max_position_embeddings", None)
+    context, reach = positions_of(model), reach_of(model)
+    if reach is not None and reach.rope_type == LONG:
+        logger.warning("samples have %d tokens at most: the model's %s", reach.positions, reach.words)
     template = ChatTemplate.of(config.data.template, tokenizer)
     for note in unread_notes(template):
         logger.warning("%s", note)

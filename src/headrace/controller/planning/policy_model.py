@@ -25,6 +25,7 @@ from headrace.models.loading import (
     read_generation_stops,
     read_model_config,
 )
+from headrace.models.rope_reach import positions_of, reach_of
 from headrace.store.origin import Origin
 
 
@@ -44,7 +45,7 @@ class PolicyModel:
 
     def room(self, config: TrainConfig, text: TextCodec) -> Room:
         """For prompts and responses."""
-        places = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        places = positions_of(self.config)
         can_grow = config.engine.max_context is not None and (places is None or self.context < places)
         too_long, most = config.data.too_long, config.data.max_prompt_tokens
         return Room(text, self.tokenizer, self.context, self.vocab_size, can_grow, too_long, most)
@@ -64,10 +65,11 @@ def read_policy(config: TrainConfig, origin: Origin | None) -> PolicyModel:
     check_experts(config, model_config)
     check_mapped(config, model_config, device)
     check_layouts(config, model_config, partial(role_device, config))
-    _check_others(config, int(model_config.get_text_config().vocab_size))
+    context = context_limit(model_config, config.engine)
+    _check_others(config, int(model_config.get_text_config().vocab_size), context)
     if origin is not None:
         check_origin(config, origin)
-    policy = PolicyModel(model_config, device, load_tokenizer(path), context_limit(model_config, config.engine))
+    policy = PolicyModel(model_config, device, load_tokenizer(path), context)
     for reward in config.rewards:
         check_judges(reward, policy.context)
     return policy
@@ -81,7 +83,7 @@ def check_stops(config: TrainConfig, vocab_size: int) -> None:
         )
 
 
-def _check_others(config: TrainConfig, vocab_size: int) -> None:
+def _check_others(config: TrainConfig, vocab_size: int, context: int) -> None:
     """The models beside the policy that are named and will be used; those that score its tokens share its ids."""
     algorithm = config.algorithm
     named = {
@@ -94,11 +96,17 @@ def _check_others(config: TrainConfig, vocab_size: int) -> None:
         if path is None:
             continue
         check_model(path)
-        size = read_model_config(path).get_text_config().vocab_size
+        own = read_model_config(path)
+        size, reach = own.get_text_config().vocab_size, reach_of(own)
         if size != vocab_size:
             raise ConfigError(
                 f"{key} is {path!r}, with a vocabulary of {size} tokens, and the policy's has {vocab_size}: they "
                 "cannot share token ids; name a model with the policy's tokenizer"
+            )
+        if reach is not None and context > reach.positions:
+            raise ConfigError(
+                f"{key} is {path!r}, whose {reach.words}, and engine.max_context is {context}; set that to "
+                f"{reach.positions} or less"
             )
     if config.reward.model.path is not None:
         check_reward_model(config.reward.model.path)

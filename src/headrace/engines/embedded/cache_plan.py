@@ -14,6 +14,7 @@ from headrace.config import ConfigError, EngineConfig
 from headrace.engines.embedded.pages import PAGE_TOKENS, pages_for
 from headrace.engines.embedded.plain_decoder import is_plain_decoder
 from headrace.models.experts import routed_bytes
+from headrace.models.rope_reach import reach_of
 
 GIB = 2**30
 _SHARE_OF_FREE = 0.5
@@ -94,19 +95,26 @@ def cache_shape(model_config: Any) -> CacheShape:
 
 
 def context_limit(model_config: Any, engine_config: EngineConfig) -> int:
-    """Longest prompt + response in tokens. Raises ConfigError if more is asked for than the model has places."""
-    places = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    """Longest prompt + response in tokens. Raises ConfigError if more is asked for than the model has places, or so
+    many that it is another one for some."""
+    places: Any = getattr(model_config.get_text_config(), "max_position_embeddings", None)
     wanted = engine_config.max_context
-    if wanted is None:
-        if places is None:
-            raise ConfigError("the model's config.json has no max_position_embeddings: set engine.max_context")
-        return int(places)
-    if places is not None and wanted > places:
+    if wanted is None and places is None:
+        raise ConfigError("the model's config.json has no max_position_embeddings: set engine.max_context")
+    if wanted is not None and places is not None and wanted > places:
         raise ConfigError(
             f"engine.max_context is {wanted}, but the model has {places} positions; "
             f"set engine.max_context to {places} or less"
         )
-    return wanted
+    context = int(places if wanted is None else wanted)
+    reach = reach_of(model_config)
+    if reach is not None and context > reach.positions:
+        whose = "" if wanted is not None else ", the model's own limit"
+        raise ConfigError(
+            f"engine.max_context is {context}{whose}, and the model's {reach.words}; set engine.max_context to "
+            f"{reach.positions} or less"
+        )
+    return context
 
 
 def is_paged(device: torch.device, model_config: Any) -> bool:

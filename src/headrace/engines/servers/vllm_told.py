@@ -11,6 +11,7 @@ from headrace.engines.servers.dialect import Expected
 from headrace.engines.servers.same_model import require_same_model
 from headrace.engines.servers.vllm_command import TIES
 from headrace.models.config_identity import identity_of
+from headrace.models.rope_reach import LONG, rope_reach
 from headrace.weights.plane import WeightError
 
 WIRE = 8
@@ -49,6 +50,12 @@ def require_fits(told: Mapping[str, Any], expected: Expected, vocab_size: int, w
         raise ConfigError(
             f"{where} has a context of {told['max_model_len']} tokens, and the run needs {expected.max_context}; "
             "start it with a larger --max-model-len, or lower engine.max_context"
+        )
+    reach = rope_reach(expected.model.get("rope_parameters"), expected.model.get("max_position_embeddings"))
+    if reach is not None and reach.rope_type == LONG and told["max_model_len"] > reach.positions:
+        raise ConfigError(
+            f"{where} has a context of {told['max_model_len']} tokens, and the model's {reach.words}; vLLM takes that "
+            f"other one for all; start it with --max-model-len {reach.positions} or less"
         )
     if told["logprobs_mode"] != "processed_logprobs":
         raise ConfigError(
