@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from chat_styles import byte_tokenizer
 from rollout_helpers import EOS, char_tokenizer, ids
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from text_tokenizers import prepending
+from tokenizers import normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from headrace.experience.text.tokens import TextCodec, stop_token_ids
@@ -131,33 +132,6 @@ def test_white_space_before_the_templates_closing_token_goes_with_it(close: str,
     assert cut_off.tolist().count(end) == ("<|im_end|>" in close)
     by_space = codec.encode_after(messages, 1, space, stops).tolist()
     assert by_space.count(end) == ("<|im_end|>" in close)
-
-
-def prepending(normalizer: Any = None, pre_tokenizer: Any = None) -> PreTrainedTokenizerFast:
-    """As of Llama 2 and Mistral: every text that is encoded gets a space before it, which decoding takes away."""
-    words = [
-        "<unk>",
-        "▁",
-        "▁a",
-        "▁b",
-        "bu",
-        "but",
-        "▁bu",
-        "▁but",
-        *"0123456abtu",
-        *(f"<0x{n:02X}>" for n in range(256)),
-    ]
-    merges = [("▁", "a"), ("▁", "b"), ("b", "u"), ("bu", "t"), ("▁b", "u"), ("▁bu", "t"), ("▁", "bu"), ("▁", "but")]
-    model = models.BPE({word: i for i, word in enumerate(words)}, merges, unk_token="<unk>", byte_fallback=True)
-    backend = Tokenizer(model)
-    if normalizer is not None:
-        backend.normalizer = normalizer
-    if pre_tokenizer is not None:
-        backend.pre_tokenizer = pre_tokenizer
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>")
 
 
 def byte_level(*, add_prefix_space: bool) -> PreTrainedTokenizerFast:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from chat_styles import byte_tokenizer, metaspace_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -29,6 +31,33 @@ def cleans() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, unk_token="[UNK]", clean_up_tokenization_spaces=True, eos_token="[SEP]"
     )
+
+
+def prepending(normalizer: Any = None, pre_tokenizer: Any = None) -> PreTrainedTokenizerFast:
+    """As of Llama 2 and Mistral: every text that is encoded gets a space before it, which decoding takes away."""
+    words = [
+        "<unk>",
+        "▁",
+        "▁a",
+        "▁b",
+        "bu",
+        "but",
+        "▁bu",
+        "▁but",
+        *"0123456abtu",
+        *(f"<0x{n:02X}>" for n in range(256)),
+    ]
+    merges = [("▁", "a"), ("▁", "b"), ("b", "u"), ("bu", "t"), ("▁b", "u"), ("▁bu", "t"), ("▁", "bu"), ("▁", "but")]
+    model = models.BPE({word: i for i, word in enumerate(words)}, merges, unk_token="<unk>", byte_fallback=True)
+    backend = Tokenizer(model)
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    if pre_tokenizer is not None:
+        backend.pre_tokenizer = pre_tokenizer
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>")
 
 
 TOKENIZERS = {"bytes": byte_tokenizer(), "merges": merges(), "falls back": metaspace_tokenizer(), "cleans": cleans()}

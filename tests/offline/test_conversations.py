@@ -11,6 +11,9 @@ import pytest
 from chat_styles import CHATML, LLAMA3, MARKED, THINKING, byte_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from text_tokenizers import prepending
+from tokenizers import normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from headrace.config import ConfigError
 from headrace.config.sft import SFTDataConfig
@@ -198,3 +201,39 @@ def test_the_parts_joined_are_the_conversation(talk: list[tuple[str, str]], styl
     assert "".join(part.text for part in samples[-1]) == template.render(messages, asks=False)
     said = [part.text.removesuffix("\n").removesuffix("<|im_end|>") for part in samples[-1] if part.in_loss]
     assert said == [answer for _, answer in talk][0 if turns == "all" else -1 :]
+
+
+SPLIT = {"first": {"prepend_scheme": "first", "split": False}, "always": {"prepend_scheme": "always"}}
+WHITE = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        prepending(normalizers.Sequence(WHITE)),
+        *(prepending(pre_tokenizer=pre_tokenizers.Metaspace(**how)) for how in SPLIT.values()),
+    ],
+    ids=["normalizer", *SPLIT],
+)
+@pytest.mark.parametrize("template", ["{{ m.content }}", "({{ m.content }}", "{{ m.content + '</s>' }}"])
+def test_no_part_gets_a_space_that_the_whole_conversation_has_not(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, template: str
+) -> None:
+    """As Llama 2's and Mistral's tokenizers put one before a text, and some of them one behind a special token."""
+    tokenizer.chat_template = "{% for m in messages %}" + template + "{% endfor %}"
+    says = [
+        ("user", "12"),
+        ("assistant", "56"),
+        ("user", "ut"),
+        ("assistant", " a but"),
+        ("user", "\n"),
+        ("assistant", "b1"),
+    ]
+    talk = [{"role": role, "content": content} for role, content in says]
+    (tmp_path / "talk.jsonl").write_text(json.dumps({"messages": talk}))
+    config = SFTDataConfig(train=str(tmp_path / "talk.jsonl"), messages_column="messages")
+    end, chat = tokenizer.eos_token_id, ChatTemplate(tokenizer)
+    how: dict[str, Any] = {"roles": ("assistant",), "turns": "all", "max_context": None}
+    (row,) = read_conversations(config, chat, end_token_id=end, stop_token_ids=(end,), **how)
+    whole = tokenizer(chat.render(talk, asks=False), add_special_tokens=False)["input_ids"]
+    assert row.tokens.tolist() == (whole if whole[-1] == end else [*whole, end])

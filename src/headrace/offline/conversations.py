@@ -12,6 +12,7 @@ from headrace.config.sft import SFTDataConfig
 from headrace.experience.prompts.dataset import open_prompts
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.loss_spans import LossTurns, Part, conversation_parts
+from headrace.experience.text.tokens import TextCodec
 from headrace.models.packing import PackRow
 from headrace.offline.sample_lengths import fitting
 
@@ -30,9 +31,9 @@ def read_conversations(
     """One row a line of `sources` (those of `config.train` unless given), or one for each turn in the loss, if they are
     `split`.
 
-    What is in the loss is tokenised apart from what is not, as when the model generates it. A turn's loss ends with
-    that of `stop_token_ids` which the template closes it with; `end_token_id` is added to a sample whose last turn it
-    does not close. Raises ConfigError naming the file, the line and the mend.
+    What is in the loss is tokenised apart from what is not, as when the model generates it, without a space that the
+    whole has not. A turn's loss ends with that of `stop_token_ids` which the template closes it with; `end_token_id` is
+    added to a sample whose last turn it does not close. Raises ConfigError naming the file, the line and the mend.
     """
     assert config.messages_column is not None
     samples: list[tuple[str, list[Part]]] = []
@@ -52,7 +53,8 @@ def read_conversations(
                 raise ConfigError(f"{name}: {error}") from error
             samples += [(name, sample) for sample in made]
     texts = [part.text for _, parts in samples for part in parts]
-    ids = iter(template.tokenizer(texts, add_special_tokens=False)["input_ids"])
+    before = [each.text if each else None for _, parts in samples for each in (None, *parts[:-1])]
+    ids = iter(TextCodec(template.tokenizer, template).encode_texts(texts, before))
     stops = frozenset(stop_token_ids)
     lines = []
     for name, parts in samples:

@@ -100,10 +100,12 @@ def _read(
         )
         named += [(part.name_of(place), prompt) for place, prompt in enumerate(part)]
     texts = [[_response(prompt, column, key, where) for where, prompt in named] for key, column in columns.items()]
-    responses = [_encode(column, tokenizer) for column in texts]
+    prompts = _encode_prompts(named, tokenizer, codec)
+    before = [codec.decode(ids[-1:], keep_special_tokens=True) for ids in prompts]
+    responses = [codec.encode_texts(column, before) for column in texts]
     lines = []
-    for (where, _), before, *after in zip(named, _encode_prompts(named, tokenizer, codec), *responses, strict=True):
-        lines.append((where, [_row(before, [*response, end_token_id]) for response in after]))
+    for (where, _), ids, *after in zip(named, prompts, *responses, strict=True):
+        lines.append((where, [_row(ids, [*response, end_token_id]) for response in after]))
     return fitting(lines, config, sources, max_context, what="lines")
 
 
@@ -122,7 +124,7 @@ def _encode_prompts(
 ) -> list[Sequence[int] | NDArray[np.int32]]:
     """Ids of every prompt. Text goes to the tokenizer all at once, which is many times faster than one by one."""
     texts = [prompt.content for _, prompt in named if isinstance(prompt.content, str)]
-    encoded = iter(_encode(texts, tokenizer, special_tokens=True))
+    encoded = iter(tokenizer(texts)["input_ids"] if texts else [])
     ids: list[Sequence[int] | NDArray[np.int32]] = []
     for where, prompt in named:
         try:
@@ -133,10 +135,6 @@ def _encode_prompts(
         if len(ids[-1]) == 0:
             raise ConfigError(f"{where}: the prompt {prompt.content!r} is encoded to no tokens")
     return ids
-
-
-def _encode(texts: list[str], tokenizer: Any, *, special_tokens: bool = False) -> list[list[int]]:
-    return list(tokenizer(texts, add_special_tokens=special_tokens)["input_ids"]) if texts else []
 
 
 def _row(prompt: Sequence[int] | NDArray[np.int32], response: list[int]) -> PackRow:

@@ -109,6 +109,24 @@ class TextCodec:
         """Ids of `text` in the middle of something: no special token is added, and no space."""
         return np.asarray(self._in_the_middle(text), dtype=np.int32)
 
+    def encode_texts(self, texts: Sequence[str], before: Sequence[str | None]) -> list[list[int]]:
+        """As `encode_text`, many at once, with a tokenizer of Hugging Face's, which is faster by far: each as it reads
+        behind what is `before` it, of which the end will do. None: it begins a text."""
+        ids: dict[int, list[int]] = {}
+        inner = [place for place, each in enumerate(before) if each is not None] if self._prepends else []
+        for fallback in _ANCHORS:
+            # A token beside the vocabulary parts a text, so that a space may be put behind it, too.
+            anchors = [next(filter((before[place] or "").endswith, self._added_texts), fallback) for place in inner]
+            heads = {anchor: self._plain(anchor) for anchor in set(anchors)}
+            whole = self._all([anchor + texts[place] for anchor, place in zip(anchors, inner, strict=True)])
+            for place, anchor, found in zip(inner, anchors, whole, strict=True):
+                if (after := _after_head(heads[anchor], found)) is not None:
+                    ids[place] = after
+            inner = [place for place in inner if place not in ids]
+        rest = [place for place in range(len(texts)) if place not in ids]
+        ids.update(zip(rest, self._all([texts[place] for place in rest]), strict=True))
+        return [ids[place] for place in range(len(texts))]
+
     def encode_after(
         self,
         messages: Sequence[Message],
@@ -204,19 +222,32 @@ class TextCodec:
         ids = self._plain("b")
         return bool(ids) and (self.bytes_of(ids[0]) or b"").startswith(b" ")
 
+    @cached_property
+    def _added_texts(self) -> tuple[str, ...]:
+        """Of the tokens beside the vocabulary, the longest first."""
+        return tuple(sorted((str(each.content) for each in self._added.values()), key=len, reverse=True))
+
     def _in_the_middle(self, text: str) -> list[int]:
         if self._prepends:
             for anchor in _ANCHORS:
-                before, whole = self._plain(anchor), self._plain(anchor + text)
-                if before and whole[: len(before)] == before:  # or a token is of both
-                    return whole[len(before) :]
+                if (ids := _after_head(self._plain(anchor), self._plain(anchor + text))) is not None:
+                    return ids
         return self._plain(text)
 
     def _text(self, text: str) -> list[int]:
         return list(self._tokenizer(text)["input_ids"])
 
+    def _all(self, texts: list[str]) -> list[list[int]]:
+        tokenizer: Any = self._tokenizer
+        return list(tokenizer(texts, add_special_tokens=False)["input_ids"]) if texts else []
+
     def _plain(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _after_head(head: list[int], whole: list[int]) -> list[int] | None:
+    """What comes after `head` in `whole`. None where a token is of both."""
+    return whole[len(head) :] if head and whole[: len(head)] == head else None
 
 
 def _after(template: ChatTemplate, messages: Sequence[Message], place: int, tools: Sequence[Tool] | None) -> str:
