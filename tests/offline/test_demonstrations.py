@@ -7,11 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_styles import byte_tokenizer
 from text_tokenizers import prepending
 from tokenizers import normalizers, pre_tokenizers
 
 from headrace.config.pairs import PairDataConfig
-from headrace.offline.demonstrations import read_pairs
+from headrace.config.sft import SFTDataConfig
+from headrace.experience.text.chat_template import ChatTemplate
+from headrace.offline.conversations import read_conversations
+from headrace.offline.demonstrations import read_demonstrations, read_pairs
+
+WHITE = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
 
 
 def pairs_in(folder: Path, *rows: dict[str, Any], **changes: Any) -> PairDataConfig:
@@ -22,7 +28,7 @@ def pairs_in(folder: Path, *rows: dict[str, Any], **changes: Any) -> PairDataCon
 @pytest.mark.parametrize(
     "how",
     [
-        {"normalizer": normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])},
+        {"normalizer": normalizers.Sequence(WHITE)},
         {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="first", split=False)},
         {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="always")},
     ],
@@ -35,3 +41,45 @@ def test_a_response_gets_no_space_that_nobody_wrote(tmp_path: Path, how: dict[st
     for side, text in ((chosen, "1256"), (rejected, "12\n")):
         assert side.tokens.tolist() == [*tokenizer(text)["input_ids"], 7]
         assert side.mask.tolist() == [False] * 3 + [True] * (len(side) - 3)
+
+
+GEMMA = (
+    "{% for m in messages %}<s>{{ m.role }}:{{ OPENED }}m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant:{% endif %}"
+)
+
+
+@pytest.mark.parametrize("opened", ["", "' ' + "], ids=["closes", "opens with a space"])
+@pytest.mark.parametrize("kind", ["bytes", "prepends"])
+def test_a_response_to_a_chat_is_the_turn_that_the_template_writes(tmp_path: Path, kind: str, opened: str) -> None:
+    """As of Gemma, whose turns do not end with the tokenizer's end of sequence: in a conversation, in a column of its
+    own, and in a pair."""
+    tokenizer = byte_tokenizer(eos="<|eot_id|>") if kind == "bytes" else prepending(normalizers.Sequence(WHITE))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<s>", "<|im_end|>"]})
+    tokenizer.chat_template = GEMMA.replace("{{ OPENED }}", "{{ " + opened)
+    eos, end = tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")
+    asks, said = [{"role": "user", "content": "12"}], "56"
+    talk = [*asks, {"role": "assistant", "content": said}]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": asks, "response": said, "talk": talk}))
+    data: dict[str, Any] = {"train": str(tmp_path / "rows.jsonl")}
+    ends: dict[str, Any] = {"end_token_id": eos, "stop_token_ids": (eos, end), "max_context": None}
+    (apart,) = read_demonstrations(SFTDataConfig(**data), tokenizer, **ends)
+    whole = SFTDataConfig(**data, messages_column="talk")
+    (row,) = read_conversations(whole, ChatTemplate(tokenizer), roles=("assistant",), turns="all", **ends)
+    pair = pairs_in(tmp_path, {"prompt": asks, "chosen": said, "rejected": "6"})
+    ((chosen, rejected),) = read_pairs(pair, tokenizer, **ends)
+    for each in (apart, chosen):
+        assert each.tokens.tolist() == row.tokens.tolist()
+        assert each.mask.tolist() == row.mask.tolist()
+    assert row.tokens[-1] == rejected.tokens[-1] == end
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ messages[0].content }}", "{{ messages[0].content }}{% if messages[1] %}{{ 1 / 0 }}{% endif %}"]
+)
+def test_where_the_template_closes_no_turn_the_models_end_does(tmp_path: Path, template: str) -> None:
+    tokenizer = byte_tokenizer(template)
+    eos = tokenizer.eos_token_id
+    pair = pairs_in(tmp_path, {"prompt": [{"role": "user", "content": "12"}], "chosen": "5", "rejected": "6"})
+    ((chosen, _),) = read_pairs(pair, tokenizer, end_token_id=eos, stop_token_ids=(eos,), max_context=None)
+    assert chosen.tokens.tolist() == [*tokenizer("125")["input_ids"], eos]

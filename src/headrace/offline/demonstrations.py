@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from headrace.experience.prompts.dataset import Prompt, open_prompts
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.tokens import TextCodec
 from headrace.models.packing import PackRow
+from headrace.offline.chat_turn import ChatTurn, chat_turn
 from headrace.offline.sample_lengths import fitting
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ def read_demonstrations(
     *,
     sources: Sequence[SourceConfig] | None = None,
     end_token_id: int,
+    stop_token_ids: Collection[int] = (),
     max_context: int | None,
     template: ChatTemplate | None = None,
 ) -> list[PackRow]:
@@ -35,11 +37,12 @@ def read_demonstrations(
     response and the end enter the loss.
 
     `tokenizer`: a Hugging Face tokenizer; chat messages are rendered by `template` (its own, unless given), as they are
-    for generation. Raises ConfigError naming the file, the line and the mend.
+    for generation. Behind these a response ends with that of `stop_token_ids` which the template closes a turn with.
+    Raises ConfigError naming the file, the line and the mend.
     """
     columns = {"response_column": config.response_column}
-    codec = TextCodec(tokenizer, template)
-    lines = _read(config, sources or config.sources, columns, tokenizer, codec, end_token_id, max_context)
+    codec, ends = TextCodec(tokenizer, template), (end_token_id, stop_token_ids)
+    lines = _read(config, sources or config.sources, columns, tokenizer, codec, ends, max_context)
     return [row for _, (row,) in lines]
 
 
@@ -49,6 +52,7 @@ def read_pairs(
     *,
     sources: Sequence[SourceConfig] | None = None,
     end_token_id: int,
+    stop_token_ids: Collection[int] = (),
     max_context: int | None,
     template: ChatTemplate | None = None,
     compares: bool = True,
@@ -59,8 +63,8 @@ def read_pairs(
     out, and told: that difference is constant, so they have no gradient, and would only weigh down the mean.
     """
     columns = {"chosen_column": config.chosen_column, "rejected_column": config.rejected_column}
-    codec = TextCodec(tokenizer, template)
-    lines = _read(config, sources or config.sources, columns, tokenizer, codec, end_token_id, max_context)
+    codec, ends = TextCodec(tokenizer, template), (end_token_id, stop_token_ids)
+    lines = _read(config, sources or config.sources, columns, tokenizer, codec, ends, max_context)
     pairs = [(chosen, rejected) for _, (chosen, rejected) in lines]
     alike = [compares and np.array_equal(chosen.tokens, rejected.tokens) for chosen, rejected in pairs]
     if all(alike):
@@ -86,7 +90,7 @@ def _read(
     columns: Mapping[str, str],
     tokenizer: Any,
     codec: TextCodec,
-    end_token_id: int,
+    ends: tuple[int, Collection[int]],
     max_context: int | None,
 ) -> list[tuple[str, list[PackRow]]]:
     """For each line its name, and a row for each of `columns`, by the section's key that names it."""
@@ -102,11 +106,24 @@ def _read(
     texts = [[_response(prompt, column, key, where) for where, prompt in named] for key, column in columns.items()]
     prompts = _encode_prompts(named, tokenizer, codec)
     before = [codec.decode(ids[-1:], keep_special_tokens=True) for ids in prompts]
-    responses = [codec.encode_texts(column, before) for column in texts]
+    turns = _turns(named, codec.template, *ends)
+    opened = [[turn.opened(text) for turn, text in zip(turns, column, strict=True)] for column in texts]
+    responses = [codec.encode_texts(column, before) for column in opened]
     lines = []
-    for (where, _), ids, *after in zip(named, prompts, *responses, strict=True):
-        lines.append((where, [_row(ids, [*response, end_token_id]) for response in after]))
+    for (where, _), ids, turn, *after in zip(named, prompts, turns, *responses, strict=True):
+        lines.append((where, [_row(ids, [*response, turn.end_token_id]) for response in after]))
     return fitting(lines, config, sources, max_context, what="lines")
+
+
+def _turns(
+    named: Sequence[tuple[str, Prompt]], template: ChatTemplate, end_token_id: int, stop_token_ids: Collection[int]
+) -> list[ChatTurn]:
+    """That of every prompt's response. Text has none, but that it ends with the model's end."""
+    of_text = of_chat = ChatTurn(end_token_id)
+    is_chat = [not isinstance(prompt.content, str) for _, prompt in named]
+    if any(is_chat):
+        of_chat = chat_turn(template, stop_token_ids, end_token_id)
+    return [of_chat if each else of_text for each in is_chat]
 
 
 def _response(prompt: Prompt, column: str, key: str, where: str) -> str:

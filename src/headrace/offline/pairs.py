@@ -107,6 +107,7 @@ def _units(config: RMConfig | DPOConfig, source: Source, sources: Sequence[Sourc
         source.tokenizer,
         sources=sources,
         end_token_id=source.end_token_id,
+        stop_token_ids=source.stop_token_ids,
         max_context=source.max_context,
         template=source.template,
         compares=not is_own(config.loss),

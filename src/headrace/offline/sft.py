@@ -84,6 +84,7 @@ def _rows(config: SFTConfig, source: Source, sources: Sequence[SourceConfig]) ->
         source.tokenizer,
         sources=sources,
         end_token_id=source.end_token_id,
+        stop_token_ids=source.stop_token_ids,
         max_context=source.max_context,
         template=source.template,
     )
