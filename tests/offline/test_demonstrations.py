@@ -83,3 +83,38 @@ def test_where_the_template_closes_no_turn_the_models_end_does(tmp_path: Path, t
     pair = pairs_in(tmp_path, {"prompt": [{"role": "user", "content": "12"}], "chosen": "5", "rejected": "6"})
     ((chosen, _),) = read_pairs(pair, tokenizer, end_token_id=eos, stop_token_ids=(eos,), max_context=None)
     assert chosen.tokens.tolist() == [*tokenizer("125")["input_ids"], eos]
+
+
+@pytest.mark.parametrize(
+    ("longest", "left", "chosen_left", "rejected_left"),
+    [
+        (8, "<|begin_of_text|>34", "abcd", "x"),
+        (6, "<|begin_of_text|>", "abcd", "x"),
+        (4, "<|begin_of_text|>", "cd", "x"),
+    ],
+)
+def test_a_pair_that_is_cut_keeps_its_first_token_and_one_prompt(
+    tmp_path: Path, longest: int, left: str, chosen_left: str, rejected_left: str
+) -> None:
+    """By hand: each has the end behind it."""
+    tokenizer = byte_tokenizer()
+    pair = {"prompt": "<|begin_of_text|>1234", "chosen": "abcd", "rejected": "x"}
+    config = pairs_in(tmp_path, pair, max_tokens=longest, too_long="truncate_left")
+    end = tokenizer.eos_token_id
+    ((chosen, rejected),) = read_pairs(config, tokenizer, end_token_id=end, max_context=None)
+    for side, text in ((chosen, chosen_left), (rejected, rejected_left)):
+        prompt = tokenizer(left)["input_ids"]
+        assert side.tokens.tolist() == [*prompt, *tokenizer(text)["input_ids"], end]
+        assert side.mask.tolist() == [False] * len(prompt) + [True] * (len(text) + 1)
+
+
+def test_a_conversation_that_is_cut_keeps_its_first_token(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer("{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    talk = [{"role": "user", "content": "1234"}, {"role": "assistant", "content": "ab"}]
+    (tmp_path / "talk.jsonl").write_text(json.dumps({"messages": talk}))
+    data: dict[str, Any] = {"train": str(tmp_path / "talk.jsonl"), "messages_column": "messages", "max_tokens": 5}
+    how: dict[str, Any] = {"roles": ("assistant",), "turns": "all", "end_token_id": 7, "stop_token_ids": (7,)}
+    config = SFTDataConfig(**data, too_long="truncate_left")
+    (row,) = read_conversations(config, ChatTemplate(tokenizer), max_context=None, **how)
+    assert row.tokens.tolist() == [*tokenizer("<|begin_of_text|>4ab")["input_ids"], 7]
+    assert row.mask.tolist() == [False] * 2 + [True] * 3

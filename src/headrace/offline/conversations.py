@@ -62,7 +62,9 @@ def read_conversations(
         if row is None:
             raise ConfigError(f"{name}: there is no token in the loss; correct the line, or remove it")
         lines.append((name, [row]))
-    return [row for _, (row,) in fitting(lines, config, sources or config.sources, max_context, what="samples")]
+    sources, bos = sources or config.sources, template.tokenizer.bos_token_id
+    fit = fitting(lines, config, sources, max_context, bos_token_id=bos, what="samples")
+    return [row for _, (row,) in fit]
 
 
 def _row(parts: Sequence[tuple[list[int], bool]], stops: frozenset[int], end_token_id: int) -> PackRow | None:

@@ -112,7 +112,7 @@ def _read(
     lines = []
     for (where, _), ids, turn, *after in zip(named, prompts, turns, *responses, strict=True):
         lines.append((where, [_row(ids, [*response, turn.end_token_id]) for response in after]))
-    return fitting(lines, config, sources, max_context, what="lines")
+    return fitting(lines, config, sources, max_context, bos_token_id=tokenizer.bos_token_id, what="lines")
 
 
 def _turns(

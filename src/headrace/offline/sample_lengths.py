@@ -6,6 +6,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from headrace.config import ConfigError
 from headrace.config.data import SourceConfig, named_all
 from headrace.config.pairs import PairDataConfig
@@ -21,10 +23,11 @@ def fitting(
     sources: Sequence[SourceConfig],
     max_context: int | None,
     *,
+    bos_token_id: int | None,
     what: str,
 ) -> list[tuple[str, list[PackRow]]]:
-    """`lines`, each a name and its rows, as `config.too_long` says; how many were too long is logged. `what` they are,
-    in the plural, of `sources`. Raises ConfigError."""
+    """`lines`, each a name and its rows, as `config.too_long` says; how many were too long is logged. `bos_token_id`
+    is the token that begins every text, if any. `what` they are, in the plural, of `sources`. Raises ConfigError."""
     given = [length for length in (config.max_tokens, max_context) if length is not None]
     if not given:
         return list(lines)
@@ -52,7 +55,7 @@ def fitting(
         config.too_long,
     )
     if config.too_long == "truncate_left":
-        return [(name, [_last(row, longest) for row in rows]) for name, rows in lines]
+        return [(name, _truncated_left(rows, longest, bos_token_id)) for name, rows in lines]
     if len(over) == len(lines):
         raise ConfigError(
             f"all {len(lines)} {what} of {named_all(sources)} have more than {longest} tokens, and data.too_long is "
@@ -61,5 +64,18 @@ def fitting(
     return [(name, rows) for name, rows in lines if max(map(len, rows)) <= longest]
 
 
-def _last(row: PackRow, longest: int) -> PackRow:
-    return row if len(row) <= longest else replace(row, tokens=row.tokens[-longest:], mask=row.mask[-longest:])
+def _truncated_left(rows: list[PackRow], longest: int, bos_token_id: int | None) -> list[PackRow]:
+    """Rows of one prompt, of which as much is left in each as the longest of them leaves room for."""
+    over = max(map(len, rows)) - longest
+    if over <= 0:
+        return rows
+    begin = int(longest > 1 and bos_token_id is not None and rows[0].tokens[0] == bos_token_id)
+    prompt = max(begin, min(int(row.mask.argmax()) for row in rows))
+    shorter = [_without(row, begin, min(begin + over, prompt)) for row in rows]
+    return [_without(row, begin, begin + max(0, len(row) - longest)) for row in shorter]
+
+
+def _without(row: PackRow, begin: int, end: int) -> PackRow:
+    kept = [slice(begin), slice(end, None)]
+    tokens, mask = (np.concatenate([values[each] for each in kept]) for values in (row.tokens, row.mask))
+    return replace(row, tokens=tokens, mask=mask)
