@@ -19,7 +19,10 @@ from headrace.controller.building.trainer_workers import policy_group
 from headrace.controller.planning.describe import _memory
 from headrace.controller.planning.plan import Plan, make_plan
 from headrace.controller.planning.role_devices import lanes_device, policy_device, role_device
+from headrace.roles.workers.engine import EngineWorker
 from headrace.roles.workers.frozen import ReferenceWorker
+from headrace.runtime.wire.wire_format import copied
+from headrace.runtime.workers import BASE_TYPES
 
 JOINED = ["runtime.kind=ray", "runtime.address=10.0.0.1:6379"]
 BOTH = ["cluster.place.trainer.devices=1", "cluster.place.engine={devices: 0.5}"]
@@ -60,9 +63,10 @@ def test_a_worker_with_a_device_of_a_cluster_computes_on_it(job: Path, tmp_path:
     plan = plan_of(job, *BOTH, f"model.device={asked}")
     assert spec_of(policy_group(plan, RUNTIME, tmp_path, None)).device == "cuda"
     engine = spec_of(load_engines(plan, RUNTIME, None))
-    assert (engine.device, engine.cache) == ("cuda", None)
-    assert (plan.memory.place, plan.memory.free, plan.memory.on_device) == ("cuda", None, True)
-    assert "what is free on cuda is known there alone" in _memory(plan)[0]
+    assert (engine.device, engine.cache) == ("cuda", plan.memory.rooms["engine"])
+    assert copied(engine, BASE_TYPES.with_types(EngineWorker.types), "it") == engine
+    assert (plan.memory.free, plan.memory.on_device) == (None, True)
+    assert "what is free on each device of trainer is known there alone" in _memory(plan)[0]
     assert lanes_device(plan.config).type == "cpu"
 
 

@@ -20,11 +20,13 @@ from marked import said
 from headrace.config import ConfigError, EngineConfig
 from headrace.engines.embedded import engine as engine_module
 from headrace.engines.embedded.cache import KeyValueCache
-from headrace.engines.embedded.cache_plan import CachePlan, cache_shape, plan_cache
+from headrace.engines.embedded.cache_plan import CachePlan, CacheRoom, cache_shape, plan_cache
 from headrace.engines.embedded.core import EngineCore
+from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.embedded.paged_cache import PagedCache
 from headrace.engines.embedded.request_state import Sequence
 from headrace.engines.protocol import EngineError, FinishReason, RequestError
+from headrace.runtime.inline import InlineRuntime
 from headrace.weights.version import Version
 
 
@@ -247,6 +249,24 @@ class TestMemory:
             self.config, EngineConfig(max_context=64), torch.float32, free_bytes=2 * 3 * 24_576, paged=True
         )
         assert (plan.slots, plan.pages) == (1, 1)
+
+    def test_an_engine_on_a_device_of_its_own_takes_what_the_rest_leaves_of_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of all that the device has, whatever is free just then: half of 20 sequences, of which six are taken."""
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 20 * 49_152))
+
+        async def run() -> int:
+            runtime, room = InlineRuntime(), CacheRoom(0.5, 6 * 49_152)
+            engine = EmbeddedEngine(tiny_model("qwen3", device=CPU), config=EngineConfig(), runtime=runtime, cache=room)
+            await engine.start()
+            try:
+                return engine.slots
+            finally:
+                await engine.stop()
+                await runtime.close()
+
+        assert asyncio.run(run()) == 3  # and one that is nobody's
 
     def test_the_context_that_is_advised_fits_in_pages(self) -> None:
         with pytest.raises(ConfigError, match=r"98304 bytes of KV cache.*max_context to 64 or less"):

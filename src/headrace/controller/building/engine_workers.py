@@ -17,9 +17,9 @@ from headrace.controller.building.server_specs import server_spec
 from headrace.controller.planning.cache_memory import cache_of
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.plan import Plan
-from headrace.controller.planning.role_devices import is_elsewhere, role_device
+from headrace.controller.planning.role_devices import role_device
 from headrace.engines.catching_up import caught_up, is_behind
-from headrace.engines.embedded.cache_plan import CachePlan
+from headrace.engines.embedded.cache_plan import CachePlan, CacheRoom
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine, EngineError
 from headrace.engines.remote import RemoteEngine
@@ -86,10 +86,11 @@ def _specs(
         return ServerEngineWorker, [
             server_spec(plan, section, place, first + place, folder, returns) for place in range(count)
         ]
-    cache = None if is_elsewhere(config, kind) else cache_of(section, config, plan.memory.cache)
+    memory, cache = plan.memory, cache_of(section, config, plan.memory.cache)
+    found = memory.rooms.get(kind, cache)
     given = config.engine.model_copy(update={"max_concurrent_sequences": section.max_concurrent_sequences})
     device = role_device(config, kind)
-    spec = engine_spec(plan.weights, given, config.model.dtype, device, cache=cache, returns=returns)
+    spec = engine_spec(plan.weights, given, config.model.dtype, device, cache=found, returns=returns)
     return EngineWorker, [spec] * count
 
 
@@ -132,7 +133,7 @@ def engine_spec(
     dtype: str,
     device: torch.device,
     *,
-    cache: CachePlan | None = None,
+    cache: CachePlan | CacheRoom | None = None,
     returns: bool = False,
 ) -> EngineSpec:
     """`dtype`: of the run's models."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from headrace.algorithms.kept_sets import most_bytes
 from headrace.algorithms.recipes import check_dataflow
 from headrace.config import TrainConfig
@@ -351,15 +353,26 @@ def _engine_processes(config: TrainConfig) -> str:
 
 
 def _memory(plan: Plan) -> list[str]:
-    memory = plan.memory
-    turns = []
-    if memory.turns:
-        told = ", ".join(f"{in_units(size)} {turn}" for turn, size in memory.turns.items())
-        how = "by turns" if plan.config.engine.colocated else "lent"
-        turns.append(f"  {how}: {told}; all that is below would be {in_units(memory.total)}")
+    memory, lines = plan.memory, list[str]()
     mend = "lower engine.max_concurrent_sequences or engine.kv_cache_gib, or take a smaller model"
-    lines = memory_lines(memory.needed, memory.free, memory.place, on_device=memory.on_device, mend=mend, more=turns)
-    return lines + use_lines(memory.uses, memory.on_host)
+    for each in memory.places:
+        place, turns = f"each device of {' + '.join(each.roles)}", _turns(plan, each.turns, each.uses)
+        lines += memory_lines(each.needed, each.free, place, on_device=True, mend=mend, more=turns)
+        lines += use_lines(each.uses, {})
+    if memory.uses or not memory.places:
+        turns, computes = _turns(plan, memory.turns, memory.uses), memory.on_device and not memory.places
+        lines += memory_lines(memory.needed, memory.free, memory.place, on_device=computes, mend=mend, more=turns)
+    lines += use_lines(memory.uses, memory.on_host)
+    return [*lines, *(f"  of the trainer's machine: {use} {in_units(n)}" for use, n in memory.beside_trainer.items())]
+
+
+def _turns(plan: Plan, turns: Mapping[str, int], uses: Mapping[str, int]) -> list[str]:
+    """A line, where there are any."""
+    if not turns:
+        return []
+    told = ", ".join(f"{in_units(size)} {turn}" for turn, size in turns.items())
+    how = "by turns" if plan.config.engine.colocated else "lent"
+    return [f"  {how}: {told}; all that is below would be {in_units(sum(uses.values()))}"]
 
 
 def _stages(plan: Plan, kind: str, layout: LayoutConfig) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,19 +10,10 @@ import torch
 
 from headrace.algorithms.kept_sets import most_bytes
 from headrace.config import ConfigError, TrainConfig
-from headrace.config.layout import LayoutConfig
-from headrace.config.roles import CriticConfig
-from headrace.config.trainer import TrainerConfig
+from headrace.config.cluster import LENT
 from headrace.config.values.dtypes import ITEM_BYTES
 from headrace.config.values.hosts import is_loopback
 from headrace.controller.planning import free_memory
-from headrace.controller.planning.activations import (
-    DecoderShape,
-    engine_bytes,
-    graphs_bytes,
-    passes_bytes,
-    scored_bytes,
-)
 from headrace.controller.planning.cache_memory import (
     KV_CACHE,
     MOST_TOLD,
@@ -33,31 +24,32 @@ from headrace.controller.planning.cache_memory import (
     engine_dtype,
     plan_kv_cache,
 )
-from headrace.controller.planning.engine_memory import engine_uses
 from headrace.controller.planning.free_memory import SPARE, in_gib, pinned
-from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.memory_by_turns import OF_LENT, by_turns, keeps_reference
+from headrace.controller.planning.memory_uses import PLANE, activation_uses, fixed_uses, trained_sections
 from headrace.controller.planning.out_of_memory import what_to_lower
+from headrace.controller.planning.placed_memory import (
+    PlacedMemory,
+    device_sets,
+    others,
+    placed_memory,
+    uses_begin,
+)
 from headrace.controller.planning.planned_model import PlannedModel, planned_models
 from headrace.controller.planning.product_workspaces import WORKSPACES, workspaces_of_run
 from headrace.controller.planning.role_devices import is_elsewhere, policy_role
 from headrace.controller.planning.run_processes import NO_PROCESSES, RunProcesses, check_room
 from headrace.controller.planning.table_size import most_sampled, table_bytes
 from headrace.controller.planning.trained_memory import (
-    gathered,
     hybrid_bytes_of,
     kept_dtype,
-    scored_bytes_of,
     trained_bytes_of,
-    trainer_uses,
 )
 from headrace.controller.planning.transports import transport_of
-from headrace.engines.embedded.cache_plan import CachePlan, context_limit
+from headrace.engines.embedded.cache_plan import CachePlan, CacheRoom, context_limit
 from headrace.models.experts import routed_bytes
-from headrace.models.loading import count_parameters, read_model_config
+from headrace.models.loading import resolve_device
 
-_PLANE = "weight plane: newest version, and the next"
-_LEAVING = "weight plane: the copy that leaves"
 _AT_RELAYS = "weight plane: two versions at each relay"
 _SENT = "weight plane: what ranks on other machines sent last, at most"
 _COPY = "checkpoint: copy while it is written"
@@ -65,6 +57,7 @@ _BEGUN = "trainer: what a batch began with, for a replica that is made anew"
 _STATE_TENSORS = 3
 """Of a parameter: its float32 master, and two moments."""
 _HOST = "this host"
+_NODES = "the cluster's nodes"
 _PROCESSES = "processes: Python and what all import"
 _OF_ENGINE = ("engine: ",)
 _OF_TRAINING = (
@@ -89,7 +82,7 @@ class MemoryEstimate:
     """Number of parameters, not bytes."""
     uses: dict[str, int]
     place: str
-    """Whose memory it is: `this host`, or a device."""
+    """Whose memory it is: `this host`, a device, or that of a cluster's nodes."""
     free: int | None
     """There, now; None where nobody here can ask, as about a device of a cluster that is joined."""
     cache: CachePlan
@@ -100,16 +93,24 @@ class MemoryEstimate:
     """Sequences that the engines will decode together."""
     turns: Mapping[str, int] = field(default_factory=dict)
     """Bytes in each turn, where engines and trainer take turns."""
+    places: tuple[PlacedMemory, ...] = ()
+    """Of devices that a cluster gives; what is there is none of `uses`."""
+    rooms: Mapping[str, CacheRoom | None] = field(default_factory=dict)
+    """By the kind of workers, of engines that work out their caches where they are: what there is for those; None where
+    nothing is known of it."""
+    beside_trainer: Mapping[str, int] = field(default_factory=dict)
+    """As `on_host`, of the trainer's machine where a cluster has that."""
 
     @property
     def on_device(self) -> bool:
-        return self.place != _HOST
+        """Whether those are that train."""
+        return self.place not in (_HOST, _NODES) or any("trainer" in each.roles for each in self.places)
 
     @property
     def published(self) -> int:
         """Of two versions of the weights where whoever takes them gets them from; 0 if nobody publishes. Those at
         relays come beside them."""
-        return self.uses.get(_PLANE, self.on_host.get(_PLANE, 0))
+        return next((each[PLANE] for each in (self.uses, self.on_host, self.beside_trainer) if PLANE in each), 0)
 
     @property
     def at_relays(self) -> int:
@@ -141,33 +142,42 @@ def estimate_memory(
     Raises ConfigError if the processes or the KV cache do not fit; for a device, if anything does not.
     """
     check_room(processes, free_memory.free_bytes(torch.device("cpu")))
-    models, elsewhere = planned_models(config, model_config), is_elsewhere(config, policy_role(config))
-    free = None if elsewhere else free_memory.free_bytes(device)
+    models = planned_models(config, model_config)
     parameters = models["trainer"].parameters
-    uses = _fixed(config, models, device)
-    uses |= {} if device.type == "cpu" else _activations(config, models, device)
     left_out = (*(() if engine else _OF_ENGINE), *(() if trainer else _OF_TRAINING))
-    uses = {use: size for use, size in uses.items() if not use.startswith(left_out)}
+    places = _places(config, models, device, left_out)
+    away = [role for each in places for role in each.roles]
+    rest = others(config, away, engine=engine)
+    here = device if policy_role(config) not in away else _here(config, rest)
+    elsewhere = any(is_elsewhere(config, role) for role in rest)
+    free = None if elsewhere or (away and not rest) else free_memory.free_bytes(here)
+    uses = fixed_uses(config, models, here, policy_on=device, elsewhere=free is None)
+    uses |= {} if here.type == "cpu" else activation_uses(config, models, here)
+    gone = (*left_out, *uses_begin(config, away))
+    uses = {use: size for use, size in uses.items() if not use.startswith(gone)}
     if config.engine.colocated:  # what it has is dropped before
         uses.pop("engine: next version while it is received", None)
-    if device.type != "cpu" and (engine or trainer):
+    if here.type != "cpu" and (engine or trainer):
         uses[WORKSPACES] = workspaces_of_run(config, uses)
+    cache = next((each.cache for each in places if "engine" in each.roles and each.cache is not None), None)
     if not engine:
         cache = CachePlan(slots=1, max_context=context_limit(model_config, config.engine), bytes_wanted=0)
-    elif device.type == "cpu" or free is None:
-        share, unknown = as_many_as_first(config), elsewhere or is_elsewhere(config, "engine")
-        cache = plan_kv_cache(model_config, config.engine, engine_dtype(config), device, share, elsewhere=unknown)
-    else:
-        cache = cache_beside(config, model_config, device, free, uses)
+    elif cache is None and (here.type == "cpu" or free is None or "engine" in away):
+        share, unknown = as_many_as_first(config), free is None or "engine" in away or is_elsewhere(config, "engine")
+        cache = plan_kv_cache(model_config, config.engine, engine_dtype(config), here, share, elsewhere=unknown)
+    elif cache is None:
+        assert free is not None
+        cache = cache_beside(config, model_config, here, free, uses)
     kept: dict[str, int] = _off_device(config, models, device) if trainer else {}
     if engine and not trainer and not config.engine.apart:
         kept["weight plane: version 0, on the host"] = ITEM_BYTES[engine_dtype(config)] * parameters
         uses |= kept if device.type == "cpu" else {}
     if processes.count:
         (uses if device.type == "cpu" else kept)[f"{_PROCESSES} ({processes.count})"] = processes.size
-    if engine:
+    if engine and "engine" not in away:
         uses[KV_CACHE] = caches_bytes(config, cache)
-        uses |= {f"{OF_LENT}KV cache": config.engine.lent * cache.bytes_wanted} if config.engine.lent else {}
+    if engine and config.engine.lent and LENT not in away:
+        uses[f"{OF_LENT}KV cache"] = config.engine.lent * cache.bytes_wanted
     slots = _slots(config, cache) if engine else 1
     table = _table(config, model_config, cache)
     if engine and trainer and config.relays:
@@ -178,24 +188,39 @@ def estimate_memory(
         (uses if device.type == "cpu" else kept)[_COPY] = _copied(config, models, device)
     if trainer and (begun := _begun(config, models)):
         (uses if device.type == "cpu" else kept)[_BEGUN] = begun
+    rooms: dict[str, CacheRoom | None] = {role: None for role in ("engine", LENT) if is_elsewhere(config, role)}
+    rooms |= {role: each.room for each in places for role in each.roles if role in ("engine", LENT)}
+    told = (_NODES if elsewhere else _HOST) if here.type == "cpu" else str(here)
     if device.type == "cpu":
         uses |= table
-        turns = by_turns(config, uses, on_device=False)
-        return MemoryEstimate(parameters, uses, _HOST, free, cache, {}, slots, turns)
-    turns = by_turns(config, uses, on_device=True)
-    if free is not None:
-        for turn, size in turns.items():
-            _require_room(config, str(device), free, uses, turn, size)
-    if turns:
+        turns = {} if away else by_turns(config, uses, on_device=False)
+        return MemoryEstimate(parameters, uses, told, free, cache, {}, slots, turns, places, rooms)
+    turns = {} if away else by_turns(config, uses, on_device=True)
+    if free is not None and here.type != "cpu":
+        for turn, size in ({"beside what a cluster places": sum(uses.values())} if away else turns).items():
+            _require_room(config, str(here), free, uses, turn, size)
+    if config.engine.colocated or config.engine.lent:
         kept |= _asleep(config, models, device)
     if trainer and transport_of(config, device) == "shm":
-        kept[_PLANE] = 2 * ITEM_BYTES[config.model.dtype] * parameters
-    return MemoryEstimate(parameters, uses, str(device), free, cache, table | kept, slots, turns)
+        kept[PLANE] = 2 * ITEM_BYTES[config.model.dtype] * parameters
+    far = is_elsewhere(config, policy_role(config))
+    on_host, beside = (table, kept) if far else (table | kept, {})
+    return MemoryEstimate(parameters, uses, told, free, cache, on_host, slots, turns, places, rooms, beside)
 
 
-def _trained(config: TrainConfig) -> dict[str, TrainerConfig | CriticConfig]:
-    """The sections of those that learn, by the names of their models."""
-    return {"trainer": config.trainer} | ({"critic": config.critic} if config.algorithm.needs_critic else {})
+def _places(
+    config: TrainConfig, models: Mapping[str, PlannedModel], device: torch.device, left_out: tuple[str, ...]
+) -> tuple[PlacedMemory, ...]:
+    """Of the devices that a cluster gives: one that is joined, or, where the policy is on a `device` of this machine, a
+    Ray of the run's own. Raises ConfigError."""
+    if config.runtime.address is None and device.type == "cpu":
+        return ()
+    return tuple(placed_memory(config, models, roles, left_out) for roles in device_sets(config))
+
+
+def _here(config: TrainConfig, rest: Sequence[str]) -> torch.device:
+    """Where those compute that a cluster gives no device, if there are any. Raises ConfigError."""
+    return resolve_device(config.model.device) if rest else torch.device("cpu")
 
 
 def _begun(config: TrainConfig, models: Mapping[str, PlannedModel]) -> int:
@@ -203,7 +228,7 @@ def _begun(config: TrainConfig, models: Mapping[str, PlannedModel]) -> int:
     updates = {"trainer": config.algorithm.updates_per_batch, "critic": config.critic.updates_per_batch}
     several = {
         name: own.layout.model_replicas
-        for name, own in _trained(config).items()
+        for name, own in trained_sections(config).items()
         if own.layout.model_replicas > 1 and config.algorithm.epochs_per_batch * updates[name] > 1
     }
     return sum(_STATE_TENSORS * ITEM_BYTES["float32"] * models[name].parameters * n for name, n in several.items())
@@ -232,75 +257,17 @@ def _table(config: TrainConfig, model_config: Any, cache: CachePlan) -> dict[str
     return found
 
 
-def _fixed(config: TrainConfig, models: Mapping[str, PlannedModel], device: torch.device) -> dict[str, int]:
-    """Weights and what goes with them, and the judges' caches."""
-    trainer_bytes, engine_itemsize = ITEM_BYTES[config.model.dtype], ITEM_BYTES[engine_dtype(config)]
-    policy = models["trainer"]
-    parameters = policy.parameters
-    of_engine = engine_itemsize * (parameters + _laid_out_anew(policy.config))
-    engine_weights = config.engine.total * of_engine
-    layout = config.trainer.layout
-    uses = {
-        **trainer_uses(config.trainer, policy, config.model.dtype, device),
-        "engine: weights": engine_weights,
-        "engine: next version while it is received": engine_weights,
-        f"{OF_LENT}weights": config.engine.lent * of_engine,
-    }
-    transport = transport_of(config, device)
-    if transport in ("memory", "cuda_ipc") or (transport == "shm" and device.type == "cpu"):
-        uses[_PLANE] = 2 * trainer_bytes * parameters
-    elif not layout.stage:  # ranks that cut it up write it where it leaves from as it is
-        uses[_LEAVING] = trainer_bytes * parameters
-    algorithm = config.algorithm
-
-    def scores(name: str, layout: LayoutConfig) -> None:
-        uses[f"{name}: weights"] = scored_bytes_of(layout, models[name], config.model.dtype, device)
-        if layout.stage:
-            uses[f"{name}: weights gathered for a pass"] = trainer_bytes * gathered(layout, models[name], device)
-
-    if keeps_reference(config):
-        uses["reference: weights"], _ = hybrid_bytes_of(config.trainer, policy, config.model.dtype, device)
-    elif algorithm.needs_reference:
-        scores("reference", config.reference.layout)
-    if config.copies_proximal:
-        scores("proximal", config.proximal.layout)
-    if algorithm.needs_teacher:
-        scores("teacher", config.teacher.layout)
-    if algorithm.needs_critic:
-        of_critic, critic = config.critic.layout, models["critic"]
-        trained = trained_bytes_of(config.critic, critic, config.model.dtype, device)
-        uses["critic: weights, gradients and moments (float32)"] = trained.total
-        if config.model.dtype == "bfloat16" and not of_critic.stage:
-            uses["critic: bfloat16 weights"] = of_critic.model_replicas * trainer_bytes * critic.parameters
-        if of_critic.stage:
-            uses["critic: weights gathered for a pass"] = trainer_bytes * gathered(of_critic, critic, device)
-    if config.reward.model.path is not None:
-        scores("reward model", config.reward.model.layout)
-    for judge in own_judges(config.rewards):
-        asked, dtype = read_model_config(judge.path), judge.engine.dtype or config.model.dtype
-        uses[f"judge {judge.path}: weights"] = ITEM_BYTES[dtype] * (count_parameters(asked) + _laid_out_anew(asked))
-        unknown = is_elsewhere(config, "judge") or is_elsewhere(config, policy_role(config))
-        cache = plan_kv_cache(asked, judge.engine, dtype, device, elsewhere=unknown)
-        uses[f"judge {judge.path}: KV cache"] = cache.bytes_wanted
-    return {use: size for use, size in uses.items() if size}
-
-
-def _laid_out_anew(model_config: Any) -> int:
-    """Numbers of the output layer that an engine has beside the model's own: where that is its embedding."""
-    text = model_config.get_text_config()
-    return text.vocab_size * text.hidden_size if model_config.tie_word_embeddings else 0
-
-
 def _off_device(config: TrainConfig, models: Mapping[str, PlannedModel], device: torch.device) -> dict[str, int]:
-    """What models in training have in the host's memory, beside a device. Raises ConfigError if it has not so much."""
+    """What models in training have in the host's memory, beside a device. Raises ConfigError if it, where it
+    is this one, has not so much."""
     found = {
         f"{name}: float32 weights, moments": trained_bytes_of(own, models[name], config.model.dtype, device).off_device
-        for name, own in _trained(config).items()
+        for name, own in trained_sections(config).items()
     }
     if keeps_reference(config):
         _, found["reference: weights"] = hybrid_bytes_of(config.trainer, models["trainer"], config.model.dtype, device)
     wanted, free = sum(found.values()), free_memory.free_bytes(torch.device("cpu"))
-    if wanted > free:
+    if wanted > free and not is_elsewhere(config, "trainer"):
         raise ConfigError(
             f"optimizer.offload needs {in_gib(wanted)} of this host's memory, and {in_gib(free)} are free; leave it "
             "out, free memory, or take a smaller model"
@@ -310,14 +277,16 @@ def _off_device(config: TrainConfig, models: Mapping[str, PlannedModel], device:
 
 def _copied(config: TrainConfig, models: Mapping[str, PlannedModel], device: torch.device) -> int:
     """What a checkpoint holds, all ranks' parts together, in the host's memory; beside a device tensor by tensor in
-    pinned memory, of which torch takes powers of two. Raises ConfigError if that, beside a device, has not so much."""
-    trained = [numbers for name in _trained(config) for numbers in models[name].sizes]
+    pinned memory, of which torch takes powers of two. Raises ConfigError if that, beside a device of this
+    machine, has not so much."""
+    trained = [numbers for name in trained_sections(config) for numbers in models[name].sizes]
     taken = pinned if device.type != "cpu" else int
     wanted = sum(_STATE_TENSORS * taken(ITEM_BYTES["float32"] * numbers) for numbers in trained)
     if config.algorithm.needs_reference and config.reference.refresh_every is not None:
         dtype = kept_dtype(config.trainer.layout, config.model.dtype) if keeps_reference(config) else config.model.dtype
         wanted += sum(taken(ITEM_BYTES[dtype] * numbers) for numbers in models["trainer"].sizes)
-    if device.type != "cpu" and wanted > (free := free_memory.free_bytes(torch.device("cpu"))):
+    known = device.type != "cpu" and not is_elsewhere(config, "trainer")
+    if known and wanted > (free := free_memory.free_bytes(torch.device("cpu"))):
         beside, mend = "training", "set checkpoint.background to false, so that training waits while it is written"
         if keeps_reference(config):
             beside, mend = "passes of a hybrid reference", "use reference.placement: own"
@@ -335,7 +304,8 @@ def _asleep(config: TrainConfig, models: Mapping[str, PlannedModel], device: tor
     """What models in training have in the host's memory while they sleep, beside what is there in any case: a flat
     tensor of the weights, and one of each moment, pinned."""
     trained = {
-        name: trained_bytes_of(own, models[name], config.model.dtype, device) for name, own in _trained(config).items()
+        name: trained_bytes_of(own, models[name], config.model.dtype, device)
+        for name, own in trained_sections(config).items()
     }
     found = {
         f"{name}: float32 weights and moments, asleep": pinned(each.weights) + 2 * pinned(each.moments // 2)
@@ -357,36 +327,6 @@ def _require_room(config: TrainConfig, place: str, free: int, uses: Mapping[str,
             f"is kept back; of all that it takes the most are {', '.join(f'{use} {in_gib(n)}' for use, n in largest)}; "
             f"{what_to_lower(config, on_device=True)}, free memory there, or take a smaller model"
         )
-
-
-def _activations(config: TrainConfig, models: Mapping[str, PlannedModel], device: torch.device) -> dict[str, int]:
-    """Of all passes, at their height: the lanes compute at the same time."""
-    model_config, itemsize = models["trainer"].config, ITEM_BYTES[config.model.dtype]
-    shapes = {name: DecoderShape.of(model.config) for name, model in models.items()}
-    algorithm, longest = config.algorithm, most_sampled(config, context_limit(model_config, config.engine))
-    checkpointing = config.model.gradient_checkpointing
-    uses = {}
-    for name, own in _trained(config).items():
-        uses[f"{name}: activations"] = passes_bytes(own, shapes[name], longest, itemsize, checkpointing=checkpointing)
-    own_reference = algorithm.needs_reference and not keeps_reference(config)
-    scoring = {
-        "reference": (own_reference, config.reference.max_tokens_per_microbatch),
-        "proximal": (config.copies_proximal, config.proximal.max_tokens_per_microbatch),
-        "teacher": (algorithm.needs_teacher, config.teacher.max_tokens_per_microbatch),
-        "reward model": (config.reward.model.path is not None, config.reward.model.max_tokens_per_microbatch),
-    }
-    for name, (computes, budget) in scoring.items():
-        if computes:
-            uses[f"{name}: activations"] = scored_bytes(shapes[name], max(budget, longest), itemsize)
-    uses |= engine_uses(config, model_config, device)
-    for judge in own_judges(config.rewards):
-        asked = read_model_config(judge.path)
-        shape, context = DecoderShape.of(asked), context_limit(asked, judge.engine)
-        slots, of_number = judge.engine.max_concurrent_sequences, ITEM_BYTES[judge.engine.dtype or config.model.dtype]
-        computed = engine_bytes(shape, slots, judge.engine.prefill_tokens_per_step, of_number, context)
-        uses[f"judge {judge.path}: activations and logits"] = computed
-        uses[f"judge {judge.path}: CUDA graphs"] = graphs_bytes(shape, slots, context)
-    return uses
 
 
 def _in_table(config: TrainConfig, cache: CachePlan, of_sample: int) -> int:

@@ -22,12 +22,8 @@ def run_teams(config: TrainConfig, rollouts: int) -> Teams:
     for each in cluster.sets:
         if missing := next((role for role in each if not counts[role]), None):
             raise ConfigError(f"cluster.colocate names {missing}, and this run has none of that role; leave it out")
-    sets: list[tuple[Role, ...]] = [tuple(ROLES)] if cluster.colocate == "all" else [*map(_with_lent, cluster.sets)]
-    if counts[LENT] and "trainer" in placed and not any("trainer" in each for each in sets):
-        sets.append(_with_lent(("trainer",)))
-    sets = [tuple(role for role in each if counts[role]) for each in sets]
-    together = [role for each in sets for role in each]
-    sets += [(role,) for role in ROLES if role in placed and role not in together]
+    shared, alone = role_sets(config, counts)
+    together, sets = [role for each in shared for role in each], [*shared, *alone]
     claims = {
         role: claims_for(role, placed.get(role, PlaceConfig()), counts[role], role) for each in sets for role in each
     }
@@ -53,6 +49,19 @@ def run_teams(config: TrainConfig, rollouts: int) -> Teams:
         },
         cluster.device,
     )
+
+
+def role_sets(config: TrainConfig, counts: Mapping[Role, int]) -> tuple[list[tuple[Role, ...]], list[tuple[Role, ...]]]:
+    """Of the roles that the run has workers of, `counts` of each: those that are colocated, set by set, and those that
+    are placed by themselves."""
+    cluster = config.cluster
+    sets: list[tuple[Role, ...]] = [tuple(ROLES)] if cluster.colocate == "all" else [*map(_with_lent, cluster.sets)]
+    if counts[LENT] and "trainer" in cluster.place and not any("trainer" in each for each in sets):
+        sets.append(_with_lent(("trainer",)))
+    sets = [tuple(role for role in each if counts[role]) for each in sets]
+    together = [role for each in sets for role in each]
+    placed = [role for role in ROLES if role in cluster.place and counts[role]]
+    return sets, [(role,) for role in placed if role not in together]
 
 
 def worker_counts(config: TrainConfig, rollouts: int) -> Mapping[Role, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headrace.config import DPOConfig, RMConfig, SFTConfig, TrainConfig
-from headrace.config.cluster import gives_gpu
+from headrace.config.cluster import LENT, ClusterConfig, RanksClusterConfig, gives_gpu
 from headrace.models.loading import resolve_device
 
 Config = TrainConfig | SFTConfig | RMConfig | DPOConfig
@@ -37,5 +37,9 @@ def lanes_device(config: TrainConfig) -> torch.device:
 
 
 def is_elsewhere(config: Config, role: str) -> bool:
-    """Whether its workers are on devices of a cluster that is joined: what is free there nobody here can ask."""
-    return config.runtime.address is not None and config.model.device != "cpu" and gives_gpu(config.cluster, role)
+    """Whether its workers are where a cluster that is joined has room: what is free there nobody here can ask."""
+    role, cluster = "trainer" if role == LENT else role, config.cluster
+    sets = () if isinstance(cluster, RanksClusterConfig) else cluster.sets
+    everywhere = isinstance(cluster, ClusterConfig) and cluster.colocate == "all"
+    is_placed = everywhere or role in cluster.place or any(role in each for each in sets)
+    return is_placed and config.runtime.address is not None

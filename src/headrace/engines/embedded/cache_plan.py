@@ -57,6 +57,37 @@ class CachePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheRoom:
+    """What there is for the KV cache of an engine on a device that others cannot ask about."""
+
+    share: float
+    """Of all the device's memory: what the engine, and whoever is on it beside it, may have."""
+    beside: int
+    """Bytes that these take but for KV caches."""
+    caches: int = 1
+    """That the rest is shared out to."""
+
+    def left(self, total: int) -> int:
+        """Bytes for each cache, of `total` of the device."""
+        return (int(self.share * total) - self.beside) // self.caches
+
+    def plan(
+        self, model_config: Any, engine_config: EngineConfig, dtype: torch.dtype, total: int, *, paged: bool
+    ) -> CachePlan:
+        """As `plan_cache`, of a device of `total` bytes. Raises ConfigError."""
+        left, context = self.left(total), context_limit(model_config, engine_config)
+        if engine_config.kv_cache_gib is None:
+            if left < (least := cache_shape(model_config).full_bytes(1, context, dtype, paged=paged)):
+                raise ConfigError(
+                    f"one sequence of {context} tokens takes {least} bytes of KV cache, and of the {total} bytes of "
+                    f"its device {max(left, 0)} are left beside {self.beside} for all else that is to be there; lower "
+                    "engine.max_context or engine.max_concurrent_sequences, or give it a larger device or a larger part"
+                )
+            engine_config = engine_config.model_copy(update={"kv_cache_gib": left / GIB})
+        return plan_cache(model_config, engine_config, dtype, max(left, 0), paged=paged)
+
+
+@dataclass(frozen=True, slots=True)
 class CacheShape:
     """Of the keys (and of the values) of one token."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from headrace.config import EngineConfig
-from headrace.engines.embedded.cache_plan import CachePlan, is_paged, plan_cache
+from headrace.engines.embedded.cache_plan import CachePlan, CacheRoom, is_paged, plan_cache
 from headrace.engines.embedded.changes import Move, Swap
 from headrace.engines.embedded.core import EngineCore, Output
 from headrace.engines.embedded.request_state import Sequence
@@ -70,12 +70,13 @@ class EmbeddedEngine:
         runtime: Services,
         version: Version = INITIAL,
         lane: str = LANE,
-        cache: CachePlan | None = None,
+        cache: CachePlan | CacheRoom | None = None,
         captures: bool = True,
     ) -> None:
         """`model` (a Hugging Face causal language model, on its device) belongs to the engine from here on. `cache`: of
-        this size; unless given, as `plan_cache` has it when the engine starts. `captures`: all its CUDA graphs when it
-        starts; else when they are needed, as of one that sleeps by turns, with whose cache they go."""
+        this size, or as there is room, which is looked at when the engine starts; unless given, as `plan_cache` has it
+        then. `captures`: all its CUDA graphs when it starts; else when they are needed, as of one that sleeps by turns,
+        with whose cache they go."""
         self._model: Any = model
         self._config = config
         self._runtime = runtime
@@ -312,10 +313,13 @@ class EmbeddedEngine:
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
         model.eval().requires_grad_(False)
-        if self._planned is not None:
+        device = model.device
+        if isinstance(self._planned, CachePlan):
             plan = self._planned
+        elif self._planned is not None:
+            total = torch.cuda.mem_get_info(device)[1]
+            plan = self._planned.plan(model.config, config, dtype, total, paged=is_paged(device, model.config))
         else:
-            device = model.device
             kept, free = (torch.float32, None) if device.type == "cpu" else (dtype, torch.cuda.mem_get_info(device)[0])
             plan = plan_cache(model.config, config, kept, free, paged=is_paged(device, model.config))
         self._plan = plan

@@ -54,7 +54,7 @@ def estimate_offline_memory(
         host = free_memory.free_bytes(torch.device("cpu"))
         check_room(rank_processes(ranks), host, "fewer ranks (trainer.layout)")
     model = PlannedModel.of(model_config, gives_values=isinstance(config, RMConfig))
-    own, dtype = config.trainer, config.model.dtype
+    own, dtype, elsewhere = config.trainer, config.model.dtype, is_elsewhere(config, "trainer")
     uses, on_device = trainer_uses(own, model, dtype, device), device.type != "cpu"
     kept = {}
     if on_device:
@@ -66,8 +66,8 @@ def estimate_offline_memory(
     return OfflineMemory(
         model,
         {use: size for use, size in uses.items() if size},
-        str(device) if on_device else "this host",
-        None if is_elsewhere(config, "trainer") else free_memory.free_bytes(device),
+        str(device) if on_device else "the cluster's nodes" if elsewhere else "this host",
+        None if elsewhere else free_memory.free_bytes(device),
         {use: size for use, size in kept.items() if size},
         on_device,
     )

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from headrace.config.model import EngineConfig, PolicyEngineConfig
-from headrace.engines.embedded.cache_plan import CachePlan
+from headrace.engines.embedded.cache_plan import CachePlan, CacheRoom
 from headrace.engines.embedded.engine import EmbeddedEngine
 from headrace.engines.remote_types import ENGINE_TYPES
 from headrace.models.device_lanes import lanes_on
@@ -34,8 +34,8 @@ class EngineSpec:
     """Of its weights, as `bfloat16`."""
     device: str
     config: EngineConfig
-    cache: CachePlan | None = None
-    """Of this size; unless given, as the engine finds room when it starts."""
+    cache: CachePlan | CacheRoom | None = None
+    """Of this size, or as there is room on its device; unless given, as the engine finds room when it starts."""
     returns: bool = False
     """Whether somebody brings it back once it has died."""
 
@@ -48,6 +48,7 @@ class EngineWorker(EngineHost[EmbeddedEngine]):
         WireTypes(
             {
                 "cache_plan": CachePlan,
+                "cache_room": CacheRoom,
                 "engine_config": EngineConfig,
                 "engine_spec": EngineSpec,
                 "policy_engine_config": PolicyEngineConfig,
