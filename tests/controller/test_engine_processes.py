@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import psutil
 import pytest
+from children import child
 from controller_jobs import make_job
 from devices import BETWEEN_PROCESSES
 
@@ -59,7 +59,7 @@ def test_a_run_goes_on_when_an_engines_process_is_killed(tmp_path: Path, monkeyp
     async def watched(engine: RemoteEngine, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         asked[engine.rank] += 1
         if engine.rank == 1 and asked[1] == 9:
-            (victim,) = (each for each in psutil.Process().children() if "engine/1" in " ".join(each.cmdline()))
+            victim = child("engine/1")
             assert len(in_memory()) == 2
             os.kill(victim.pid, signal.SIGKILL)
         name, _, part = request.request_id.rpartition(".")

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from children import child
 from controller_jobs import CHARACTERS, CONFIGS, make_job
 from killing import require_nothing_lost
 
@@ -96,7 +97,7 @@ def test_with_processes_of_which_the_lent_one_is_killed(tmp_path: Path, monkeypa
 
     def lent(engines: LentEngines) -> None:
         if not killed:
-            (victim,) = (each for each in psutil.Process().children() if "lent/0" in " ".join(each.cmdline()))
+            victim = child("lent/0")
             killed.append(victim.pid)
             os.kill(victim.pid, signal.SIGKILL)
             victim.wait(30)

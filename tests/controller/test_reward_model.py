@@ -10,9 +10,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
+from children import child
 from controller_jobs import ALONE, make_job, make_model, run, start
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
@@ -197,7 +197,7 @@ def test_one_whose_process_is_killed_comes_back_in_its_place_and_the_run_goes_on
     async def watched(model: AskedRewardModel, samples: Any) -> list[float]:
         calls.append(samples)
         if len(calls) == 5:
-            (victim,) = (each for each in psutil.Process().children() if "reward/0" in " ".join(each.cmdline()))
+            victim = child("reward/0")
             os.kill(victim.pid, signal.SIGKILL)
         return await scores(model, samples)
 

@@ -8,9 +8,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
+from children import child
 from controller_jobs import ALONE, make_job, make_model
 from safetensors.torch import load_file
 
@@ -91,7 +91,7 @@ def test_scorers_that_are_killed_come_back_in_their_place_and_change_no_number(
     async def watched(model: InRanks, rows: Any) -> Any:
         calls[model.name] += 1
         if calls[model.name] == 4:
-            (victim,) = (each for each in psutil.Process().children() if f"{model.name}/0" in " ".join(each.cmdline()))
+            victim = child(f"{model.name}/0")
             os.kill(victim.pid, signal.SIGKILL)
         return await scores(model, rows)
 
@@ -139,7 +139,7 @@ def test_ranks_that_score_together_come_back_and_lose_nothing(tmp_path: Path, mo
         async def watched(model: InRanks, rows: Any, folder: Path = folder) -> Any:
             calls[folder] += 1
             if calls[folder] == 3:
-                (victim,) = (each for each in psutil.Process().children() if "reference/1" in " ".join(each.cmdline()))
+                victim = child("reference/1")
                 os.kill(victim.pid, signal.SIGKILL)
             return await scores(model, rows)
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
+from children import child
 from controller_jobs import ALONE, make_job
 from devices import BETWEEN_PROCESSES
 from safetensors.torch import load_file
@@ -81,7 +81,7 @@ def kill_at_step(patch: pytest.MonkeyPatch, who: str, steps: Sequence[int]) -> N
     async def watched(group: TrainerGroup) -> Any:
         calls.append(group.name)
         if group.name == who and calls.count(who) in steps:
-            (victim,) = (each for each in psutil.Process().children() if f"{who}/0" in " ".join(each.cmdline()))
+            victim = child(f"{who}/0")
             os.kill(victim.pid, signal.SIGKILL)
         return await step(group)
 

@@ -13,9 +13,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
+from children import child
 from controller_jobs import ALONE, make_job
 from safetensors.torch import load_file
 
@@ -170,7 +170,7 @@ def kill_ranks(monkeypatch: pytest.MonkeyPatch, kills: Kills) -> list[tuple[str,
         at = method, sum(method == before for before, _ in told)
         told.append(at)
         if (rank := kills.get(at)) is not None:
-            (victim,) = (each for each in psutil.Process().children() if f"trainer/{rank}" in " ".join(each.cmdline()))
+            victim = child(f"trainer/{rank}")
             os.kill(victim.pid, signal.SIGKILL)
         return await outcomes(ranks, method, *args)
 

@@ -10,9 +10,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
+from children import child
 from controller_jobs import CHARACTERS, CONFIGS, make_job
 from safetensors.torch import load_file
 from tensor_bytes import tensor_bytes
@@ -185,7 +185,7 @@ def test_with_processes_one_of_which_dies_in_each_turn(tmp_path: Path, monkeypat
     async def stepped(group: TrainerGroup) -> Any:
         if len(killed) < 2:
             name = ("trainer/0", "engine/0")[len(killed)]
-            (victim,) = (each for each in psutil.Process().children() if name in " ".join(each.cmdline()))
+            victim = child(name)
             killed.append(name)
             os.kill(victim.pid, signal.SIGKILL)
             victim.wait(30)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
+from children import child
 from controller_jobs import ALONE, make_job
 from safetensors.torch import load_file
 
@@ -59,7 +59,7 @@ def test_the_run_goes_on_whoever_is_killed_on_the_way(tmp_path: Path, monkeypatc
 
     async def watched(relays: Relays, address: str) -> None:
         if (victim := next(victims, None)) is not None:
-            (process,) = (each for each in psutil.Process().children() if victim in " ".join(each.cmdline()))
+            process = child(victim)
             process.kill()
         await carry(relays, address)
 

@@ -11,9 +11,9 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
+from children import child
 from engines_helpers import collect, prompt, request, serving, tiny_model
 from tensor_bytes import tensor_bytes
 
@@ -344,7 +344,7 @@ def test_a_kill_costs_its_own_requests_and_what_was_received_stays(tmp_path: Pat
             remotes = [RemoteEngine(PeerOfRank(group, rank), runtime, "test") for rank in range(2)]
             for remote in remotes:
                 await remote.start()
-            victim = next(each for each in psutil.Process().children() if "engine/0" in " ".join(each.cmdline()))
+            victim = child("engine/0")
             chunks = remotes[0].generate(request("long", prompt(1, 5), 100, stream=True))
             got = [await anext(chunks)]
             beside = asyncio.create_task(collect(remotes[1], one))  # type: ignore[arg-type]
