@@ -148,6 +148,12 @@ def test_a_finished_run_stays_as_it_is_and_other_data_or_reward_are_another_run(
     given: dict[str, Any] = {"dir": run.path, "resume": True, "data": ROWS, "eval_data": ROWS[:3]}
     again = headrace.train(run.config, reward=letters, **given)
     assert again.record == run.record
+    summary = run.path / "summary.json"
+    whole = summary.read_bytes()
+    for left in (None, b'{"status": "stopped", "version": 1}'):  # by a kill before it was written
+        summary.unlink() if left is None else summary.write_bytes(left)
+        headrace.train(run.config, reward=letters, **given)
+        assert summary.read_bytes() == whole
     with pytest.raises(headrace.ConfigError, match=r"data is not what the run in .* began with; give the same rows"):
         headrace.train(run.config, reward=letters, **{**given, "data": ROWS[1:]})
     with pytest.raises(headrace.ConfigMismatch, match=r"(?s)reward\.function.*continue it with its own"):

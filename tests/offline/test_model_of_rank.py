@@ -100,3 +100,19 @@ def test_a_reward_model_is_a_classifier_of_sequences_however_it_is_written(
 
 def refused(*_: object, **__: object) -> StoredModel:
     raise NotInParts
+
+
+def test_a_reward_model_whose_tokenizer_pads_with_the_end_is_read_at_the_end(tmp_path: Path) -> None:
+    """`transformers` takes the last token that is no padding: with the end for that, the one before it."""
+    tokenizer = load_tokenizer(make_model(tmp_path / "base"))
+    tokenizer.pad_token = tokenizer.eos_token
+    for given in (None, tokenizer.eos_token_id):
+        config: Any = copy.deepcopy(CONFIGS["llama"])
+        config.num_labels, config.pad_token_id = 1, given
+        trained = AutoModelForTokenClassification.from_config(config)
+        trainer = HFTrainer(trained, config=SETTINGS, loss=weighted_loss, total_steps=1)
+        RewardModelFiles(trained, torch.float32, tokenizer).write(trainer, tmp_path / str(given))
+        model = AutoModelForSequenceClassification.from_pretrained(tmp_path / str(given))
+        tokens = torch.tensor([[5, 6, 7, tokenizer.eos_token_id]])
+        last = model.score(model.model(tokens).last_hidden_state[:, -1])
+        assert torch.allclose(model(input_ids=tokens).logits, last)

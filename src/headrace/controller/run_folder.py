@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from headrace.store import Restored, RunReader, RunStore, StoreError
 from headrace.store.media.files import LOCAL, Files
 from headrace.store.origin import take_origin, taken_origin
 
+SUMMARY = "summary.json"
 Status = Literal["finished", "stopped", "failed"]
 
 
@@ -111,17 +113,22 @@ def note_once(store: RunStore, now: float, kind: str, data: dict[str, Any]) -> N
 
 
 def ended_before(plan: Plan, folder: Path, files: Files) -> Ended | None:
-    """The run in `folder`, if it is finished and of this config."""
+    """The run in `folder`, if it is finished and of this config. Its summary is written if a kill came before that."""
     if not RunStore.exists(folder, files):
         return None
     with RunReader(folder, files) as reader:
         if reader.status().name != "finished" or reader.config_sha256 != config_sha256(plan.config):
             return None
-        return Ended("finished", RunWatcher(reader).read())
+        record = RunWatcher(reader).read()
+    path, summary = folder / SUMMARY, build_summary(record)
+    told = json.loads(files.read(path)) if files.is_file(path) else {}
+    if any(told.get(name) != summary[name] for name in ("status", "version")):
+        write_summary(path, summary, files)
+    return Ended("finished", record)
 
 
 def summarise(folder: Path, files: Files) -> RunRecord:
     with RunReader(folder, files) as reader:
         record = RunWatcher(reader).read()
-    write_summary(folder / "summary.json", build_summary(record), files)
+    write_summary(folder / SUMMARY, build_summary(record), files)
     return record

@@ -252,7 +252,9 @@ def reward_model_outline(
     """What a model of `load_value_model` that has this config is saved as: a sequence classifier of one class in
     `dtype`, as reward models commonly are. Without memory.
 
-    Such a classifier reads its score at the last token that is not padding, and has no bias.
+    Such a classifier reads its score at the last token that is not padding, and has no bias. Where the tokenizer pads
+    with its end of sequence, which is the token that was scored, it knows no padding: it then reads the last token,
+    and takes one sequence at a time.
     """
     from transformers import AutoModelForSequenceClassification
 
@@ -260,6 +262,8 @@ def reward_model_outline(
     config.num_labels = 1
     if config.pad_token_id is None:
         config.pad_token_id = tokenizer.pad_token_id
+    if config.pad_token_id == tokenizer.eos_token_id:
+        config.pad_token_id = None
     return outline(config, str(config.name_or_path), AutoModelForSequenceClassification, dtype=dtype)
 
 
