@@ -30,11 +30,12 @@ from headrace.roles.columns.functions import Advantages, Columns, FunctionsLost
 from headrace.roles.columns.functions_worker import InWorker
 from headrace.roles.context import RoleContext
 from headrace.roles.workers.functions import FunctionRow, FunctionsWorker
+from headrace.runtime.placing import NoRoom
 from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.supervision import Often
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.wire.wire_types import WireTypes
-from headrace.runtime.workers import Host, Placement, Workers
+from headrace.runtime.workers import Host, Placement, WorkerLost, Workers
 from headrace.store import JournalOffset
 
 KEY = GroupKey(0, 0, 0)
@@ -224,6 +225,22 @@ def test_a_worker_that_dies_too_often_within_a_time_ends_the_run_though_it_answe
     with pytest.raises(FunctionsLost, match=r"was lost 3 times within 600 s \(runtime\.restarts\.workers\), the last"):
         try_worker(play, lambda room: _until_given_up(room, body))
     assert play.lives == 4
+
+
+def test_where_no_node_has_room_in_time_the_run_ends() -> None:
+    tried = []
+
+    async def body(room: Room) -> None:
+        async def restart(rank: int) -> None:
+            tried.append(rank)
+            raise WorkerLost(rank, "it has waited 300 s for room", worker="functions/0") from NoRoom("1 GPU is short")
+
+        room.workers.restart = restart  # type: ignore[method-assign]
+        await room.kill()
+
+    with pytest.raises(FunctionsLost, match=r"has no room any more: .*it has waited 300 s for room; mend that"):
+        try_worker(Play(), lambda room: _until_given_up(room, body))
+    assert tried == [0]
 
 
 async def _until_given_up(room: Room, body: Callable[[Room], Awaitable[None]]) -> None:

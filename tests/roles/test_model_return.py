@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.roles.model_return import ModelReturn
+from headrace.runtime.placing import NoRoom
 from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import Often
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
@@ -59,5 +60,21 @@ def test_losses_without_an_answer_are_raised_and_others_are_borne_for_ever() -> 
             await returns.after(workers.lose())
         with pytest.raises(WorkerLost, match="that was so 8 times in a row: mend it"):
             await returns.after(workers.lose())
+
+    run_virtually(main)
+
+
+def test_where_no_node_has_room_in_time_it_is_not_tried_again() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        workers: Any = Workers()
+        tried = []
+
+        async def restart() -> None:
+            tried.append(runtime.clock.now())
+            raise WorkerLost(0, "has waited 300 s for room", worker="reference/0") from NoRoom("1 GPU is short")
+
+        with pytest.raises(WorkerLost, match="has waited 300 s for room"):
+            await ModelReturn(workers, runtime.clock, restart).after(workers.lose())
+        assert len(tried) == 1
 
     run_virtually(main)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from headrace.observe.events import EventSink
+from headrace.runtime.placing import NoRoom
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.supervision import SCORER, LossWindow, Measure, Often, after_failure
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
@@ -45,7 +46,8 @@ class ModelReturn:
         self._failures = 0
 
     async def after(self, lost: WorkerLost) -> None:
-        """Once all are there again. Raises the loss where that comes too often, or is another's."""
+        """Once all are there again. Raises the loss where that comes too often, or is another's; and where no node has
+        room for one in time."""
         names = [handle.worker for handle in self._workers.handles]
         if lost.worker not in names:
             raise lost
@@ -71,7 +73,9 @@ class ModelReturn:
                 await self._clock.sleep(following.pause_s)
                 try:
                     await self._restart()
-                except (WorkerError, WorkerLost, WaitTimeout, OSError):
+                except (WorkerError, WorkerLost, WaitTimeout, OSError) as error:
+                    if isinstance(error, WorkerLost) and isinstance(error.__cause__, NoRoom):
+                        raise  # the next would wait as long again
                     continue  # why is in `lost`
                 is_back = not self._workers.lost
             self._look()

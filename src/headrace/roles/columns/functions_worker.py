@@ -13,6 +13,7 @@ from headrace.roles.columns.functions import LANE, Advantages, Columns, Function
 from headrace.roles.context import RoleContext
 from headrace.roles.known_refs import there
 from headrace.roles.workers.functions import FunctionRow, FunctionsWorker
+from headrace.runtime.placing import NoRoom
 from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.refs import Ref, RefLost, refs_in
 from headrace.runtime.signal import Signal
@@ -54,7 +55,8 @@ class InWorker:
         self._look()
 
     async def run(self) -> None:
-        """Bring it back each time, until cancelled, as the run ends. Raises FunctionsLost if it is lost too often."""
+        """Bring it back each time, until cancelled, as the run ends. Raises FunctionsLost if it is lost too often, or
+        no node has room for it in time."""
         clock = self._context.runtime.clock
         while True:
             await self._until(lambda: not self._is_up)
@@ -65,20 +67,25 @@ class InWorker:
             if following.measure is Measure.STOP:
                 too_often = f"{self._failures} times in a row"
             if too_often is not None:
-                self._given_up = (
-                    f"the functions worker was lost {too_often}, the last time so: {reason}; mend that "
-                    "(functions.placement=own computes in the run's own process, for a debugger), and --resume the run"
-                )
-                self._changed.notify()
-                raise FunctionsLost(self._given_up)
+                raise self._gives_up(f"was lost {too_often}, the last time so: {reason}")
             self._context.report("worker_lost", {"worker": WORKER, "message": f"{WORKER} is made anew: {reason}"})
             await clock.sleep(following.pause_s)
             try:
                 await self._workers.restart(0)
-            except (WorkerError, WorkerLost, WaitTimeout, OSError):
+            except (WorkerError, WorkerLost, WaitTimeout, OSError) as error:
+                if isinstance(error.__cause__, NoRoom):  # the next would wait as long again
+                    raise self._gives_up(f"has no room any more: {error}") from error
                 continue  # why is in `lost`
             self._is_up = 0 not in self._workers.lost
             self._changed.notify()
+
+    def _gives_up(self, why: str) -> FunctionsLost:
+        self._given_up = (
+            f"the functions worker {why}; mend that (functions.placement=own computes in the run's own process, for a "
+            "debugger), and --resume the run"
+        )
+        self._changed.notify()
+        return FunctionsLost(self._given_up)
 
     async def stage(self, name: str, rows: Sequence[Columned], groups: Sequence[FinishedGroup]) -> Columns:
         """See `AskedFunctions.stage`."""
