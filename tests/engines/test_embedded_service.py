@@ -250,10 +250,13 @@ class TestMemory:
         )
         assert (plan.slots, plan.pages) == (1, 1)
 
+    @pytest.mark.parametrize(("paged", "slots"), [(False, 3), (True, 6)])
     def test_an_engine_on_a_device_of_its_own_takes_what_the_rest_leaves_of_it(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch, paged: bool, slots: int
     ) -> None:
-        """Of all that the device has, whatever is free just then: half of 20 sequences, of which six are taken."""
+        """Of all that the device has, whatever is free just then: half of 20 sequences, of which six are taken. Of the
+        four, one is nobody's; of the eight pages of half a sequence, two."""
+        monkeypatch.setattr(engine_module, "is_paged", lambda device, model_config: paged)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 20 * 49_152))
 
         async def run() -> int:
@@ -266,7 +269,7 @@ class TestMemory:
                 await engine.stop()
                 await runtime.close()
 
-        assert asyncio.run(run()) == 3  # and one that is nobody's
+        assert asyncio.run(run()) == slots
 
     def test_the_context_that_is_advised_fits_in_pages(self) -> None:
         with pytest.raises(ConfigError, match=r"98304 bytes of KV cache.*max_context to 64 or less"):

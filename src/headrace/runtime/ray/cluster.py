@@ -26,7 +26,7 @@ from headrace.runtime.process.boot import PACKAGE, path_of
 from headrace.runtime.process.origin import Origin
 from headrace.runtime.process.processes import Processes
 from headrace.runtime.protocol import Services
-from headrace.runtime.ray.admission import ClusterError, ClusterRefusal, require_same_cluster
+from headrace.runtime.ray.admission import ClusterError, ClusterRefusal, host_and_port, require_same_cluster
 from headrace.runtime.ray.joining import Reached, join, leave, own_address
 from headrace.runtime.ray.member import RayWorker
 from headrace.runtime.ray.near_process import NearProcess
@@ -37,6 +37,7 @@ from headrace.runtime.ray.reservations import ROOM_LANE, Options, Reservations
 from headrace.runtime.ray.scouts import Inspection
 from headrace.runtime.ray.shelf import SHELF, Shelf
 from headrace.runtime.ray.shelf_watch import ShelfWatch
+from headrace.runtime.ray.store_gate import StoreGate
 from headrace.runtime.refs import Ref, Refs
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Placement, WorkerLost
@@ -120,7 +121,7 @@ class RayCluster:
         if self._refs is None:
             await services.compute(LANE, self._set_up_shelf)
             self._watch = ShelfWatch(self._shelf, services.clock)
-            self._refs = ActorRefs("", 0, types(), self._namespace)
+            self._refs = ActorRefs("", 0, types(), self._namespace, StoreGate(host_and_port(own_address())))
         return self._refs
 
     def member(self, kind: type[Any], spec: object, name: str, rank: int, types: WireTypes, where: Placement) -> Member:

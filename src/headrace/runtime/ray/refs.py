@@ -25,6 +25,7 @@ from ray.exceptions import GetTimeoutError, ObjectStoreFullError, OutOfDiskError
 
 from headrace.runtime.ray.boxes import Box, boxed, opened
 from headrace.runtime.ray.shelf import SHELF, Held, Key
+from headrace.runtime.ray.store_gate import StoreGate
 from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.wire.wire_types import WireTypes
 
@@ -36,6 +37,8 @@ _LOOK_S = 2.0
 _END_S = 5.0
 """In which what is being sent is, unless Ray has ended."""
 _MOMENT_S = 0.001
+_GATE_S = 0.1
+"""How often, while the store must not be touched, it is asked whether this is closed."""
 _BUNDLE = 8 * 2**20
 """Bytes at which one goes without waiting."""
 _AT_HAND = 64 * 2**20
@@ -47,8 +50,12 @@ _FRESH_S = 1.0
 class ActorRefs:
     """What one process of the run puts, and what all have put. Of its event loop and of lanes alike."""
 
-    def __init__(self, keeper: str, first: int, types: WireTypes, namespace: str) -> None:
+    def __init__(
+        self, keeper: str, first: int, types: WireTypes, namespace: str, gate: StoreGate | None = None
+    ) -> None:
+        """`gate`: that of this node's store, of who is to outlive it."""
         self._keeper = keeper
+        self._gate = gate
         self._numbers = count(first)
         self._types = types
         self._shelf = ray.get_actor(SHELF, namespace=namespace)
@@ -138,6 +145,8 @@ class ActorRefs:
             self._closed = True
             self._changed.notify()
         self._sending.join(_END_S)
+        if self._gate is not None:
+            self._gate.close()
 
     def _here(self, ref: Ref) -> Box | None:
         with self._changed:
@@ -159,6 +168,7 @@ class ActorRefs:
     def _arrived(self, refs: Sequence[Ref], found: Sequence[Held]) -> list[list[Box | None]]:
         """The bundles. Of a machine that has fallen silent nothing arrives: Ray tells of that after a minute, the shelf
         knows no more of a worker as soon as it is lost. Raises RefLost; RayError."""
+        self._require_store(refs)
         objects = [held for held, _, _ in found]
         with suppress(GetTimeoutError):
             return list(ray.get(objects, timeout=_LOOK_S))
@@ -172,11 +182,14 @@ class ActorRefs:
             elif time.monotonic() > end:
                 raise GetTimeoutError(f"nothing of {len(left)} objects has arrived for {_FETCH_S:g} s")
             if left:
+                self._require_store(refs)
                 _require_same(refs, found, self._find_all(refs))
         return [each.result() for each in arriving]
 
     async def _arrived_soon(self, ref: Ref, held: Any) -> list[Box | None]:
         """As `_arrived`."""
+        if self._gate is not None:
+            await self._gate.wait_soon()
         arriving = asyncio.ensure_future(_awaited(held))
         try:
             while not (await asyncio.wait([arriving], timeout=_LOOK_S))[0]:
@@ -185,6 +198,18 @@ class ActorRefs:
             return await arriving
         finally:
             arriving.cancel()
+
+    def _wait_for_gate(self) -> bool:
+        """Whether this node's store may be touched; not, once this is closed."""
+        while self._gate is not None and not self._gate.wait(_GATE_S):
+            if self._closed:
+                return False
+        return True
+
+    def _require_store(self, refs: Sequence[Ref]) -> None:
+        """Raises RefLost once this is closed and the store is gone."""
+        if not self._wait_for_gate():
+            raise RefLost(refs[0])
 
     def _came(self, ref: Ref, found: Sequence[Held], boxes: Sequence[list[Box | None]]) -> Box:
         if not found:
@@ -207,6 +232,9 @@ class ActorRefs:
                 if self._closed:
                     return
                 self._changed.wait_for(lambda: self._bytes >= _BUNDLE or self._closed, _MOMENT_S)
+            if not self._wait_for_gate():
+                return
+            with self._changed:
                 bundle, freed = dict(self._waiting), [*self._freed]
             try:
                 if freed:  # first: it may be the room that what was put is in want of
