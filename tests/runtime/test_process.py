@@ -39,6 +39,8 @@ from headrace.runtime.workers import Placement, Silence, WorkerError, WorkerLost
 
 PACKAGES = ["headrace", "runtime_worker_kinds"]
 SUM = float(np.arange(100_000, dtype=np.float32).sum())
+RUN = f"a test in process {os.getpid()}"
+"""No other's: tests run in several processes at once."""
 APART = Placement(process=True, deadline_s=20, start_s=20)
 
 
@@ -46,7 +48,7 @@ APART = Placement(process=True, deadline_s=20, start_s=20)
 async def probes(
     count: int = 1, where: Placement = APART, logs: Path | None = None
 ) -> AsyncIterator[tuple[InlineRuntime, Workers[Probe]]]:
-    runtime = InlineRuntime(apart=Processes("a test", logs=logs, packages=PACKAGES), copying=False)
+    runtime = InlineRuntime(apart=Processes(RUN, logs=logs, packages=PACKAGES), copying=False)
     try:
         yield runtime, await runtime.start(Probe, [Spec(word) for word in "abcd"[:count]], where)
     finally:
@@ -493,7 +495,7 @@ def test_only_classes_of_our_packages_run_in_a_process() -> None:
     assert path_of(InlineRuntime, ["headrace"]) == "headrace.runtime.inline:InlineRuntime"
 
     async def main() -> None:
-        runtime = InlineRuntime(apart=Processes("a test"))
+        runtime = InlineRuntime(apart=Processes(RUN))
         with pytest.raises(ValueError, match="runtime_worker_kinds:Probe is not under headrace"):
             await runtime.start(Probe, [Spec("a")], APART)
         await runtime.close()
@@ -505,7 +507,7 @@ def test_only_classes_of_our_packages_run_in_a_process() -> None:
 
 def test_a_worker_that_is_too_long_in_the_making_is_ended() -> None:
     async def main() -> None:
-        runtime = InlineRuntime(apart=Processes("a test", packages=PACKAGES))
+        runtime = InlineRuntime(apart=Processes(RUN, packages=PACKAGES))
         where = Placement(process=True, start_s=1.5)
         began = time.monotonic()
         with pytest.raises(WorkerLost, match=r"probe/1 is lost: it was not made within 1\.5 s"):
@@ -535,7 +537,7 @@ def test_one_that_is_made_and_not_wanted_any_more_is_ended_at_once(anew: bool, a
             assert time.monotonic() - began < 60
             left = [await pid(workers)]
             await until(lambda: [each.pid for each in psutil.Process().children() if is_worker(each)] == left)
-            (site,) = sites("a test")
+            (site,) = sites(RUN)
             assert not [*(site_parent() / site).glob("probe-1*")]
             assert await workers.add(Spec("another")) == 2
 
