@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from headrace.config.errors import ConfigError
 from headrace.engines.completions import Asked, complete
 from headrace.engines.conformance import Subject, an_aborted_request_ends, an_aborted_request_that_waits_ends
+from headrace.engines.place import Place
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import (
     EngineError,
@@ -36,6 +37,7 @@ from headrace.engines.servers.engine import Limits, ServerEngine
 from headrace.engines.servers.http import ServerGone, ServerRefused
 from headrace.engines.servers.window import ServerLoad
 from headrace.roles.workers.engine_host import EngineHost
+from headrace.runtime.patience import StandStill
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.wire.wire_format import copied
 from headrace.runtime.workers import WorkerError
@@ -164,9 +166,9 @@ class Scripted:
         self.calls.append(f"load {name}")
         if self.hangs:
             await self.runtime.clock.sleep(1e5)
+        await self.runtime.clock.sleep(self.load_s)
         if self.faults:
             raise self.faults.pop(0)
-        await self.runtime.clock.sleep(self.load_s)
         self.version = name
 
     async def score(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -435,12 +437,12 @@ def test_nothing_of_weights_that_the_swap_check_refuses_is_handed_out(mode: Swap
         assert versions(chunks) == [0, 0, 0]
         assert chunks[-1].finish_reason is FinishReason.INTERRUPTED
         assert engine.version == INITIAL
-        waiting = asyncio.ensure_future(read(engine, request("s", 3)))
-        await runtime.clock.sleep(5 * STEP_S)
+        (chunk,) = await read(engine, request("s", 3))
+        assert chunk.finish_reason is FinishReason.INTERRUPTED
         assert server.asked == ["r"], "what is loaded is of no version: nobody is served"
         server.scores = -1.0
         await engine.update(Offers(1), mode)
-        assert versions(await waiting) == [1, 1, 1]
+        assert versions(await read(engine, request("t", 3))) == [1, 1, 1]
 
     on(test, scores=-3.0)
 
@@ -543,6 +545,77 @@ def test_weights_that_cannot_be_loaded_leave_it_paused_until_some_can() -> None:
         assert (engine.version, engine.rests, server.paused) == (Version(0, 2), False, None)
 
     on(test, faults=[WeightError("damaged")])
+
+
+FAILING = pytest.mark.parametrize(
+    ("mode", "retracts"), [(SwapMode.KEEP, False), (SwapMode.KEEP, True), (SwapMode.RECOMPUTE, True)]
+)
+"""Loads that fail in ways in which what is in flight rests meanwhile."""
+
+
+@FAILING
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["in this process", "in another one"])
+def test_what_a_server_that_cannot_load_a_version_has_or_is_to_have_goes_on_at_another(
+    mode: SwapMode, retracts: bool, elsewhere: bool
+) -> None:
+    """Four are at work there, and one waits for room."""
+
+    async def main(runtime: VirtualRuntime) -> None:
+        failing = Scripted(runtime, retracts=retracts, load_s=300.0, faults=[WeightError("a broadcast stalled")])
+        servers = [failing, Scripted(runtime)]
+        engines = [
+            ServerEngine(server, replace(LIMITS, slots=slots), runtime)
+            for server, slots in zip(servers, (4, 8), strict=True)
+        ]
+        remotes = [RemoteEngine(Messages(Host(engine, runtime)), runtime, client="test") for engine in engines]
+        for engine, remote in zip(engines, remotes, strict=True):
+            await engine.start()
+            if elsewhere:
+                await remote.attach()
+        pool = EnginePool.of(remotes if elsewhere else engines, runtime.clock)
+        completing = asyncio.gather(*(complete(pool, wanted(name)) for name in "abcde"))
+        await runtime.clock.sleep(3.5 * STEP_S)
+        assert (engines[0].stats().running, engines[0].stats().waiting) == (4, 1)
+        with pytest.raises(WeightError, match="stalled"):
+            await pool.update(pool.members[0], Offers(1), mode)
+        done = await runtime.clock.wait_for(completing, 15 * STEP_S, "completions")
+        assert [one.versions.tolist() for one in done] == [[0] * 10] * 5
+        assert (failing.count, servers[1].count) == (12, 38)
+        await runtime.clock.sleep(STEP_S)
+        assert failing.aborted == set(failing.asked) == {"a.0", "b.0", "c.0", "d.0"}
+        assert (engines[0].stats().running, engines[0].stats().waiting) == (0, 0)
+        for engine, remote in zip(engines, remotes, strict=True):
+            await remote.detach()
+            await engine.stop()
+
+    run_virtually(main)
+
+
+@FAILING
+def test_at_a_single_server_that_cannot_load_a_version_what_it_had_waits_and_no_clock_runs(
+    mode: SwapMode, retracts: bool
+) -> None:
+    async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
+        pool, still = EnginePool.of([engine], runtime.clock), StandStill(runtime.clock)
+        pool.return_deadline_s = 600.0
+        completing = asyncio.ensure_future(complete(pool, wanted("a", still=(still,))))
+        await runtime.clock.sleep(3.5 * STEP_S)
+        with pytest.raises(WeightError, match="damaged"):
+            await pool.update(pool.members[0], Offers(1), mode)
+        await runtime.clock.sleep(900.0)
+        assert still.seconds() > 899
+        assert not completing.done()
+        await pool.update(pool.members[0], Offers(1), mode)
+        assert (await completing).versions.tolist() == [0] * 3 + [1] * 7
+        assert (server.asked, still.stands) == (["a.0", "a.1"], False)
+
+    on(test, retracts=retracts, faults=[WeightError("damaged")])
+
+
+def wanted(name: str, **more: Any) -> Asked:
+    """At the first engine, while that serves."""
+    sampling = SamplingParams(max_new_tokens=10)
+    return Asked(name, np.array([1, 2], np.int32), sampling, 5, place=Place(INITIAL, home=0), **more)
 
 
 def test_a_version_that_was_overtaken_gives_way_to_the_newest_at_once() -> None:
@@ -666,7 +739,7 @@ class Messages:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_one_that_names_no_version_is_believed_until_weights_were_loaded(fails: bool) -> None:
-    """A load that failed has loaded none: what goes on keeps what came before it."""
+    """A load that failed has loaded none: what ends there keeps what came before it."""
 
     async def test(engine: ServerEngine, server: Scripted, runtime: VirtualRuntime) -> None:
         reading = asyncio.ensure_future(read(engine, request()))
@@ -676,7 +749,7 @@ def test_one_that_names_no_version_is_believed_until_weights_were_loaded(fails: 
             with pytest.raises(WeightError, match="damaged"):
                 await engine.update(Offers(1), SwapMode.KEEP)
         await engine.update(Offers(1), SwapMode.KEEP)
-        assert versions(await reading) == [0] * 3 + [1] * 7
+        assert versions(await reading) == [0] * 3 + [1] * (0 if fails else 7)
         server.version = "default"
         with pytest.raises(EngineError, match=r"of \[\('default', 3\)\], and they were taken for \[\('0.1', 3\)"):
             await read(engine, request("s", 3))
@@ -872,11 +945,10 @@ def test_an_update_that_is_cancelled_between_its_parts_leaves_nobody_to_wait_and
         with pytest.raises(asyncio.CancelledError):
             await updating
         setattr(server, part, whole)
-        later = asyncio.ensure_future(read(engine, request("s", 3)))
-        await runtime.clock.sleep(2 * STEP_S)
+        assert [chunk.finish_reason for chunk in await read(engine, request("s", 3))] == [FinishReason.INTERRUPTED]
+        assert versions(await reading) == [0, 0, 0]
         assert await engine.update(Offers(2), SwapMode.KEEP) is not None
-        assert set(versions(await reading)) <= {0, 2}
-        assert versions(await later) == [2, 2, 2]
+        assert versions(await read(engine, request("t", 3))) == [2, 2, 2]
 
     on(test)
 
@@ -1175,11 +1247,10 @@ def test_one_that_holds_no_version_serves_nobody_before_its_first() -> None:
         server = Scripted(runtime)
         engine = ServerEngine(server, LIMITS, runtime, holds=False)
         await engine.start()
-        waiting = asyncio.ensure_future(read(engine, request(tokens=2)))
-        await runtime.clock.sleep(STEP_S)
-        assert server.asked == []
+        (chunk,) = await read(engine, request(tokens=2))
+        assert (chunk.finish_reason, server.asked) == (FinishReason.INTERRUPTED, [])
         await engine.update(Offers(0), SwapMode.RECOMPUTE)
-        assert versions(await waiting) == [0, 0]
+        assert versions(await read(engine, request(tokens=2))) == [0, 0]
         await engine.stop()
 
     run_virtually(main)

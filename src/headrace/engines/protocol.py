@@ -166,7 +166,7 @@ class Engine(Protocol):
     @property
     def rests(self) -> bool:
         """It lives and samples nothing: since it is asleep, or what it has loaded is of no version, as when an update
-        failed. What is asked of it waits so long."""
+        failed. What is asked of it waits so long, or ends with INTERRUPTED."""
 
     @property
     def asleep(self) -> tuple[Tag, ...]:

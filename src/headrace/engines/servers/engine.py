@@ -63,7 +63,7 @@ class _Waiter:
 
 class ServerEngine:
     """See `Engine`. What an update in mode `recompute` cuts off, where the server does not retract it, ends with
-    INTERRUPTED; in mode `keep`, what no token came of yet."""
+    INTERRUPTED; in mode `keep`, what no token came of yet; and while it rests, all that it has, or is asked for."""
 
     gives_kept_sets = True
     quiet = None
@@ -79,7 +79,7 @@ class ServerEngine:
         holds: bool = True,
         died: Callable[[], None] = lambda: None,
     ) -> None:
-        """`version`: of the weights that the server has; if it does not hold it, requests wait until it is updated.
+        """`version`: of the weights that the server has; if it does not hold it, it rests until it is updated.
         `died`: called once it is known to be dead, before anybody is told: who is told may end this process."""
         self.dialect = dialect
         self._limits = limits
@@ -161,8 +161,8 @@ class ServerEngine:
         """See `Engine.generate`."""
         self._liveness.check()
         check_request(request, self._limits.vocab_size, self._limits.max_context)
-        if not await self._may_begin(request):
-            yield nothing(FinishReason.ABORT)
+        if (ended := await self._ended_waiting(request)) is not None:
+            yield nothing(ended)
             return
         room = self._limits.max_context - len(request.prompt)
         sampling = replace(request.sampling, max_new_tokens=min(request.sampling.max_new_tokens, room))
@@ -254,24 +254,25 @@ class ServerEngine:
             idle_s=mine.idle_s,
         )
 
-    async def _may_begin(self, request: GenerateRequest) -> bool:
-        """Once no swap is on its way, the version is new enough, and the server has room; False if it is aborted
-        before."""
+    async def _ended_waiting(self, request: GenerateRequest) -> FinishReason | None:
+        """None once no swap is on its way, the version is new enough, and the server has room; else how it ended
+        before. Of one that rests nobody knows when it serves again: others may serve the request."""
         floor, waiter = request.min_version, _Waiter(request.request_id)
 
-        def may() -> bool:
-            if self._liveness.has_ended or waiter.is_aborted:
+        def is_over() -> bool:
+            if self._liveness.has_ended or waiter.is_aborted or self._weights.rests:
                 return True
             new_enough = floor is None or self.version.serves(floor)
             return new_enough and self._weights.serves and self._in_flight.has_room
 
         self._waiting.add(waiter)
         try:
-            await self._changed.wait_until(may, self._services.clock, _BEGIN_S, lambda: "new weights, or room")
+            await self._changed.wait_until(is_over, self._services.clock, _BEGIN_S, lambda: "new weights, or room")
         except WaitTimeout as late:
             raise EngineError(f"request {request.request_id}: {late}") from late
         finally:
             self._waiting.discard(waiter)
-        if not waiter.is_aborted:
-            self._liveness.check()
-        return not waiter.is_aborted
+        if waiter.is_aborted:
+            return FinishReason.ABORT
+        self._liveness.check()
+        return FinishReason.INTERRUPTED if self._weights.rests else None

@@ -154,9 +154,8 @@ class InFlight:
         self._leave_read()
 
     def refuse(self) -> None:
-        """Nobody has what was held: what is in flight ends."""
-        for answer in self._answers.values():
-            answer.end(FinishReason.INTERRUPTED)
+        """Nobody has what was held: what is in flight ends with INTERRUPTED."""
+        self._end(self._answers.values(), FinishReason.INTERRUPTED)
         self._leave_read()
 
     async def until_none(self, seconds: float, why: str) -> None:

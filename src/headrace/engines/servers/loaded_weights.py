@@ -2,7 +2,7 @@
 
 New weights are loaded only while the server is paused and all that it sampled before has been read. Nothing sampled
 under them is handed out before the swap check has passed. Where that fails the server rests: what it has loaded is of
-no version, and nothing is sampled until another update succeeds.
+no version, and nothing is sampled until another update succeeds. What is in flight ends then, and is for other engines.
 """
 
 from __future__ import annotations
@@ -97,10 +97,10 @@ class LoadedWeights:
         return SwapReport(version, self._clock.now() - began, 0.0, 0, interrupted)
 
     def _leave(self) -> None:
-        """Whatever breaks a swap off, cancellation between two of its parts included: what is left paused rests, and of
-        what goes on with weights that are of no version nothing is handed out."""
+        """Whatever breaks a swap off, cancellation between two of its parts included: what is left paused rests, and so
+        does what goes on with weights that are of no version. What is in flight there ends: it may go on elsewhere."""
         self.rests = self.rests or self.is_paused
-        if self.rests and not self.is_paused:
+        if self.rests:
             self._in_flight.refuse()
 
     def break_off(self) -> None:

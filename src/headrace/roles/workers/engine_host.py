@@ -143,9 +143,11 @@ class EngineHost(Generic[E]):
 
     async def update(self, offer: WeightOffer, mode: SwapMode) -> SwapReport | None:
         """See `Engine.update`. Raises WeightError, EngineError."""
-        report = await self._engine.update(self._receiver(offer), mode)
-        self._is_behind = False
-        self._news.set()
+        try:
+            report = await self._engine.update(self._receiver(offer), mode)
+            self._is_behind = False
+        finally:
+            self._news.set()  # it may rest from now on
         return report
 
     async def sleep(self, tags: Sequence[Tag], sends_away: bool) -> EngineStatus:
