@@ -10,6 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,14 +20,17 @@ from headrace.config.errors import ConfigError
 from headrace.engines.protocol import EngineError, SwapMode
 from headrace.engines.servers.dialect import Expected
 from headrace.engines.servers.engine import Limits
+from headrace.engines.servers.http import ServerHttp
 from headrace.engines.servers.kinds import KINDS, ServerKind
 from headrace.engines.servers.launch import CHECKED, ServerLaunch
 from headrace.engines.servers.vllm import VllmDialect
+from headrace.engines.servers.weight_sender import WeightSender
 from headrace.roles.workers import server_engine
 from headrace.roles.workers.server_engine import ServerEngineWorker, ServerSpec, given_at_once
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.ports import free_ports
 from headrace.runtime.workers import Placement, WorkerError
+from headrace.weights.addresses import own_address
 from headrace.weights.plane import WeightOffer
 from headrace.weights.swap_check import check_tokens
 from headrace.weights.version import Version
@@ -139,13 +143,14 @@ def with_server(
     monkeypatch: pytest.MonkeyPatch,
     test: Callable[[ServerEngineWorker, psutil.Process], Awaitable[None]],
     kind: ServerKind = KIND,
+    given: ServerSpec | None = None,
 ) -> None:
     """`test`: called with the worker of one that is up, and its core; then both end."""
     monkeypatch.setattr(server_engine, "KINDS", {**KINDS, "small": kind})
 
     async def main() -> None:
         runtime = InlineRuntime()
-        worker = ServerEngineWorker(spec(tmp_path), runtime)  # type: ignore[arg-type]
+        worker = ServerEngineWorker(given or spec(tmp_path), runtime)  # type: ignore[arg-type]
         try:
             await worker.start()
             assert worker._server is not None
@@ -156,6 +161,35 @@ def with_server(
             await runtime.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("network", ["127.0.0.1", "192.0.2.1", "2001:db8::1"])
+def test_weights_are_sent_from_the_machine_of_the_worker_by_the_address_that_it_has_on_the_trainers_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str
+) -> None:
+    """Which may be another machine than the trainer's: two of the addresses are no machine's."""
+    try:
+        own = own_address(network)
+    except OSError:
+        pytest.skip("no way leads there")
+    sends_from = []
+
+    def dialect(http: ServerHttp, vocab_size: int, services: Any, sender: WeightSender) -> Met:
+        sends_from.append(sender.host)
+        return Met(http, vocab_size)
+
+    async def test(worker: ServerEngineWorker, core: psutil.Process) -> None:
+        assert sends_from == [own]
+
+    sending = replace(spec(tmp_path), weights_from=network)
+    with_server(tmp_path, monkeypatch, test, replace(KIND, dialect=dialect), sending)
+
+
+def test_a_network_to_which_no_way_leads_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_engine, "KINDS", {**KINDS, "small": KIND})
+    words = r"ConfigError: weights cannot be sent over the network of no\.such\.invalid: .*; set weights\.host to"
+    with pytest.raises(WorkerError, match=words):
+        started(replace(spec(tmp_path), weights_from="no.such.invalid"))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])

@@ -22,6 +22,7 @@ from headrace.roles.workers.launched_server import LaunchedServer
 from headrace.runtime.ports import free_port
 from headrace.runtime.wire.wire_types import WireTypes
 from headrace.runtime.workers import Host
+from headrace.weights.addresses import own_address
 from headrace.weights.newest_offer import Offered
 from headrace.weights.plane import WeightError, WeightOffer, WeightReceiver
 from headrace.weights.seen import CPU
@@ -58,8 +59,8 @@ class ServerSpec:
     returns: bool = False
     """Whether somebody brings it back once it has died."""
     weights_from: str = ""
-    """An address of this machine, from which weights are sent to it by gloo; empty: it reads where they are
-    published."""
+    """An address on the network over which weights are sent to it by gloo, from the worker's own address there; empty:
+    it reads where they are published."""
 
 
 class ServerEngineWorker(EngineHost[ServerEngine]):
@@ -156,11 +157,14 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
             return
         log = Path(self._spec.log)
         log = log.with_name(f"{log.stem}-sender.log")
-        self._sender = WeightSender(self._spec.weights_from, self._services.clock, log)
         try:
+            self._sender = WeightSender(own_address(self._spec.weights_from), self._services.clock, log)
             await self._sender.open()
-        except WeightError as error:
-            raise ConfigError(f"{error}; weights.host has to be an address of this machine") from error
+        except (OSError, WeightError) as error:
+            raise ConfigError(
+                f"weights cannot be sent over the network of {self._spec.weights_from}: {error}; set weights.host to "
+                "an address of the trainer's machine that the server reaches"
+            ) from error
 
     async def stop(self) -> Any:
         """See `EngineHost.stop`."""
