@@ -72,7 +72,8 @@ class Subject:
         )
 
     async def whole(self, request: GenerateRequest) -> TokenChunk:
-        """All of its chunks as one. A server may cut it off at a swap: it is asked for again with what it has."""
+        """All of its chunks as one. A server may cut it off at a swap: it is asked for again with what it has, once
+        the engine rests no more."""
         chunks: list[TokenChunk] = []
         asked = request
         while True:
@@ -83,6 +84,10 @@ class Subject:
             have = sum(len(chunk.tokens) for chunk in chunks)
             if have == request.sampling.max_new_tokens:
                 return replace(joined_chunks(chunks), finish_reason=FinishReason.LENGTH)
+            end = self.clock.now() + WAIT_S
+            while self.engine.rests:
+                require(self.clock.now() < end, f"request {request.request_id}: the engine rests")
+                await self.clock.sleep(LOOK_S)
             asked = replace(
                 request,
                 request_id=f"{request.request_id}.{len(chunks)}",
