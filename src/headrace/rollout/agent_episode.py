@@ -12,7 +12,7 @@ from headrace.experience.text.tokens import Content
 
 @dataclass(frozen=True, slots=True)
 class AgentEpisode:
-    """One episode, as an agent sees it."""
+    """One episode, as an agent sees it. What it changes of `row`, `prompt` and `tools`, it changes for itself alone."""
 
     row: dict[str, Any]
     """Of the dataset."""

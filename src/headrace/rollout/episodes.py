@@ -33,8 +33,9 @@ _GRACE_S = 5.0
 class EpisodeRunner:
     """Plays `samples_per_prompt` episodes of a prompt at a time.
 
-    Whatever goes wrong in an episode fails its own samples, with a reason, and nothing else. Cancelling `run_group`
-    aborts what its episodes asked of engines.
+    Whatever goes wrong in an episode fails its own samples, with a reason, and nothing else. Each has a copy of the
+    prompt, which it may change; rewards are given the dataset's. Cancelling `run_group` aborts what its episodes asked
+    of engines.
     """
 
     def __init__(
@@ -114,5 +115,5 @@ class EpisodeRunner:
             return [empty_sample(key, episode, SampleStatus.FAILED, failure_of(error))]
 
     async def _play(self, policy: Policy, prompt: Prompt) -> Sequence[Trajectory]:
-        played = await called(self._workflow.run, prompt, policy)
+        played = await called(self._workflow.run, prompt.copied(), policy)
         return [played] if isinstance(played, Trajectory) else played

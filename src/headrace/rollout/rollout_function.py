@@ -11,6 +11,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from headrace.config.errors import ConfigError
@@ -151,7 +152,7 @@ class FunctionRunner:
     ) -> HeldGroup:
         settings = self._policy
         held = HeldGroup(key, prompt, version, deadline, issue, Patience(settings.clock, self._settings.timeout_s))
-        samples, parts = [], None
+        samples, parts, score = [], None, partial(self._score, prompt)
         for index in range(self._settings.samples_per_prompt):
             policy = Policy(
                 settings,
@@ -166,7 +167,7 @@ class FunctionRunner:
             if parts is None:
                 parts = [given(await policy.encoded(prompt.content))]
             limit = settings.sampling.max_new_tokens
-            samples.append(RolloutSample(prompt, index, policy, held, parts, limit=limit, score=self._score))
+            samples.append(RolloutSample(prompt, index, policy, held, parts, limit=limit, score=score))
         held.samples = tuple(samples)
         return held
 
@@ -331,9 +332,9 @@ class FunctionRunner:
         except Exception as error:
             return [empty_sample(held.key, sample.index, SampleStatus.FAILED, failure_of(error))]
 
-    async def _score(self, sample: RolloutSample) -> RewardOutcome:
+    async def _score(self, prompt: Prompt, sample: RolloutSample) -> RewardOutcome:
         try:
-            return (await self._scoring.score([sample.trajectory()], sample.prompt)).outcomes[-1]
+            return (await self._scoring.score([sample.trajectory()], prompt)).outcomes[-1]
         except Exception as error:  # tokens that do not decode
             return RewardOutcome(None, failure_of(error))
 

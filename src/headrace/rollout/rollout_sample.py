@@ -87,8 +87,8 @@ class RolloutSample:
     ) -> None:
         """`index`: which of its group. `parts`: the prompt first. `limit`: most tokens of a turn, unless `generate` is
         told."""
-        self.prompt = prompt
-        """With `content`, `row` and `prompt_id`."""
+        self.prompt = prompt.copied()
+        """With `content`, `row` and `prompt_id`; this sample's own. Rewards are given the dataset's."""
         self.index = index
         self.policy = policy
         """To encode and decode."""
@@ -105,6 +105,7 @@ class RolloutSample:
         """Its group."""
         self.experts: Experts = None
         """Of its first tokens: what they were routed to, where that is recorded."""
+        self._content = prompt.content
         self._parts = list(parts)
         self._limit = limit
         self._score = score
@@ -116,7 +117,7 @@ class RolloutSample:
 
     @property
     def row(self) -> dict[str, Any]:
-        """Of the dataset."""
+        """Of the dataset; a copy of its own."""
         return self.prompt.row
 
     @property
@@ -322,7 +323,7 @@ class RolloutSample:
             return None
         roles = {True: "assistant", False: self.policy.observation_role}
         said: Messages = [{"role": roles[chosen], "content": self.policy.decode(ids)} for chosen, ids in turns]
-        return [*opening(self.prompt.content), *said]
+        return [*opening(self._content), *said]
 
 
 async def end_all(samples: Iterable[RolloutSample], clock: Clock) -> None:

@@ -42,6 +42,17 @@ class Prompt:
     tools: list[Tool] | None = None
     """JSON schemas of what the policy may call, for the chat template."""
 
+    def copied(self) -> Prompt:
+        """The same for who may change it: content, row and tools are its own, to their depth."""
+        return Prompt(self.prompt_id, *map(_copied, (self.content, self.row, self.tools)))
+
+
+def _copied(value: Any) -> Any:
+    """Of a JSON value; `copy.deepcopy` takes three times as long, in the event loop."""
+    if isinstance(value, dict):
+        return {name: _copied(entry) for name, entry in value.items()}
+    return [_copied(entry) for entry in value] if isinstance(value, list) else value
+
 
 _ROWS_DIGESTED = 256
 
