@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.experience.failures import FailureKind, describe
+from headrace.plugins.raised import describe_exception
 from headrace.rewards.outcome import Verdict, is_reward, is_scored
 
 Ask = Callable[[list[Any]], Awaitable[Verdict]]
@@ -74,13 +75,18 @@ class Gathering:
         return batch
 
     async def _settle(self, batch: list[_Question]) -> None:
+        """Whatever goes wrong fails these samples: those that ask next are served."""
         try:
             verdicts = await self._answer([question.arguments for question in batch])
+            settled = list(zip(batch, verdicts, strict=True))
+        except Exception as error:
+            failed: Verdict = None, describe(FailureKind.REWARD_RAISED, describe_exception(error))
+            settled = [(question, failed) for question in batch]
         except BaseException:
             for question in batch:
                 question.verdict.cancel()
             raise
-        for question, verdict in zip(batch, verdicts, strict=True):
+        for question, verdict in settled:
             if not question.verdict.done():
                 question.verdict.set_result(verdict)
 

@@ -23,6 +23,7 @@ from headrace.rewards.gathering import Gathering
 from headrace.rewards.outcome import FailedReward, NotARewardError, Verdict, as_scored
 from headrace.rewards.reward_servers import RequestRefused, RewardServer, RewardServers
 from headrace.rewards.styles import Asked
+from headrace.rewards.unwritable import CANNOT_WRITE, unwritable
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.together import together
 
@@ -93,7 +94,15 @@ class RemoteReward:
             await self._session.close()
 
     async def _answer(self, batch: Sequence[list[Any]]) -> list[Verdict]:
-        samples = [_sample(Asked(*arguments)) for arguments in batch]
+        """The verdict on each. One that cannot be written fails here, and goes to no server."""
+        written = [_written(Asked(*arguments)) for arguments in batch]
+        asked = iter(await self._judged([sample for sample in written if isinstance(sample, str)]))
+        return [next(asked) if isinstance(sample, str) else sample for sample in written]
+
+    async def _judged(self, samples: list[str]) -> list[Verdict]:
+        """The verdicts on samples, which are JSON."""
+        if not samples:
+            return []
         config = self._config
         async with self._free:
             end = self._clock.now() + config.longest_s
@@ -104,10 +113,10 @@ class RemoteReward:
             except _Failed as error:
                 failed, by_content = describe(error.kind, str(error)), error.by_content
         if len(samples) == 1 or not by_content:
-            return [(None, failed)] * len(batch)
+            return [(None, failed)] * len(samples)
         return await together(self._alone(sample, end, failed) for sample in samples)
 
-    async def _alone(self, sample: dict[str, Any], end: float, failed: str) -> Verdict:
+    async def _alone(self, sample: str, end: float, failed: str) -> Verdict:
         """The verdict on one sample of a batch that `failed`, which each server is asked for once at most; that of the
         batch, where it is not there at `end`."""
 
@@ -123,10 +132,10 @@ class RemoteReward:
             return None, describe(error.kind, str(error))
         return _verdict(reward)
 
-    async def _persist(self, samples: list[dict[str, Any]], tries: int, last: float = math.inf) -> list[Any]:
+    async def _persist(self, samples: list[str], tries: int, last: float = math.inf) -> list[Any]:
         """The rewards of `samples`. Raises _Failed once no try is left. A server is not tried again if that could end
         after `last`."""
-        body = json.dumps({"samples": samples}).encode()
+        body = f'{{"samples": [{", ".join(samples)}]}}'.encode()
         config, now = self._config, self._clock.now
         refused: dict[RewardServer, FailedReward] = {}
         """By servers whose answer would be the same again."""
@@ -181,9 +190,16 @@ class RemoteReward:
         return _rewards(data, count, url)
 
 
-def _sample(asked: Asked) -> dict[str, Any]:
-    told = {"response": asked.response, "row": asked.row, "prompt": asked.prompt, "messages": asked.conversation()}
-    return told | ({"histories": asked.histories()} if asked.earlier else {})
+def _written(asked: Asked) -> str | Verdict:
+    """The sample as JSON, or why it has no such form."""
+    told: dict[str, Any] = {"response": asked.response, "row": asked.row, "prompt": asked.prompt}
+    told["messages"] = asked.conversation()
+    if asked.earlier:
+        told["histories"] = asked.histories()
+    try:
+        return json.dumps(told)
+    except CANNOT_WRITE as error:
+        return None, describe(FailureKind.REWARD_REMOTE, unwritable(told, error))
 
 
 def _rewards(data: bytes, count: int, url: str) -> list[Any]:

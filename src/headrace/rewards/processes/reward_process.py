@@ -87,7 +87,7 @@ class RewardProcess(asyncio.Protocol):
             os.chmod(child._folder, 0o711)  # for the samples' user, who works in a folder in it
             await child._launch(launch, child._folder)
             child._watch = asyncio.create_task(child._notice_exit(clock), name="reward process's end")
-            child.send([{**launch.setup, "folder": child._folder}])
+            child.send(encode_frame([{**launch.setup, "folder": child._folder}]))
             reply = await clock.wait_for(child._ready, _START_TIMEOUT_S, f"{launch.what} to load")
         except WaitTimeout as error:
             await child.end(clock)
@@ -138,9 +138,9 @@ class RewardProcess(asyncio.Protocol):
                 ours.close()
                 raise
 
-    def send(self, message: list[Any]) -> None:
+    def send(self, frame: bytes) -> None:
         if self._transport is not None and not self.lost:
-            self._transport.write(encode_frame(message))
+            self._transport.write(frame)
 
     async def end(self, clock: Clock) -> str:
         """Kill the child and all that it started, and say how it had ended, as `was killed by SIGSEGV`. Idempotent."""

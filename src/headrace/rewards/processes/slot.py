@@ -14,8 +14,10 @@ from typing import Any
 from headrace.experience.failures import FailureKind
 from headrace.observe.failure import words_of
 from headrace.rewards.processes.clearing import Clearing
+from headrace.rewards.processes.json_frames import encode_frame
 from headrace.rewards.processes.queue import Call, CallQueue
 from headrace.rewards.processes.reward_process import Launch, RewardProcess
+from headrace.rewards.unwritable import CANNOT_WRITE, named, unwritable
 from headrace.runtime.protocol import Clock, WaitTimeout
 
 _DEPTH = 32
@@ -57,17 +59,22 @@ class Slot:
         self.feed()
 
     def feed(self) -> None:
-        """Hand queued calls to the process, as many as it may have."""
+        """Hand queued calls to the process, as many as it may have. One that cannot be written fails."""
         process = self._process
         while process is not None and not process.lost and len(self._in_flight) < self._depth:
             call = self._queue.take()
             if call is None:
                 return
+            try:
+                frame = encode_frame(call.message)
+            except CANNOT_WRITE as error:
+                call.fail(FailureKind.REWARD_RAISED, unwritable(named(call.message[-1]), error))
+                continue
             if not self._in_flight:
                 call.began = self._clock.now()
                 self._stirred.set()
             self._in_flight.append(call)
-            process.send(call.message)
+            process.send(frame)
 
     async def serve(self) -> None:
         """Replace the process whenever it is lost or killed, until cancelled."""
