@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from headrace.config.evaluation import HeldOut
@@ -177,6 +178,7 @@ class RolloutWorkers:
                         for episode in range(held_out.samples)
                     )
                     return Group(given.key, given.prompt.prompt_id, given.version.number, given.deadline, samples)
+                given = replace(given, issue=given.issue + 1)  # an engine may still have what that worker asked
 
     async def _last(self, seat: Seat, method: str, *args: Any, what: str) -> Any:
         """The last item of a stream that says now and then that it goes on."""

@@ -7,6 +7,7 @@ import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
+from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +30,8 @@ from headrace.weights.version import Version
 _SAMPLES_SHOWN = 3
 REWARDS = "reward."
 """Begins the names of metrics that a reward gave beside its score, and of its terms."""
+ISSUES = 16
+"""Numbers that a run of a set has for the issues of a group: one whose worker was lost takes the next."""
 
 
 Ended = Callable[[str, Group], Awaitable[None]]
@@ -76,6 +79,8 @@ class Evaluation:
         self._services = services
         self._concurrency = concurrency
         self._attempt = 0 if held_out.name == PLAIN else zlib.crc32(held_out.name.encode())
+        self._issues = count(0, ISSUES)
+        """The first of each run: a server may still have what an earlier one asked."""
         votes = "majority" in held_out.metrics
         self._answer: Answer | None = answer_of(held_out.reward.all_terms[0].function) if votes else None
 
@@ -94,11 +99,12 @@ class Evaluation:
 
     async def _answers(self, version: Version, place: Place | None) -> list[Group]:
         places = asyncio.Semaphore(self._concurrency)
+        issue = next(self._issues)
 
         async def answer(position: int, prompt: Prompt) -> Group:
             async with places:
                 key = GroupKey(EVALUATION_EPOCH, position, self._attempt)
-                group = await self._runner.run_group(key, prompt, version, version.number, place=place)
+                group = await self._runner.run_group(key, prompt, version, version.number, issue, place)
                 if self._ended is not None:
                     await self._ended(self.held_out.name, group)
                 return group

@@ -90,7 +90,8 @@ class Policy:
         self._tools = tools
         self._group = group
         self._episode = episode
-        self._name = f"{group}.{issue}/{episode}" if issue else f"{group}/{episode}"
+        self._name = f"{group}/{episode}"
+        self._asks_as = f"{group}.{issue}/{episode}" if issue else self._name
         self._minimum = min_version
         self._place = place
         self._still = tuple(still)
@@ -206,7 +207,7 @@ class Policy:
                 return joined_parts([], FinishReason.STOP)
         patience = Patience(settings.clock, settings.request_timeout_s)
         asked = Asked(
-            name=f"{self._name}.{self._completions}",
+            name=f"{self._asks_as}.{self._completions}",
             prompt=tokens,
             sampling=replace(params, max_new_tokens=limit),
             noise_key=noise_key(settings.seed, self._group, self._episode, index),
