@@ -101,6 +101,14 @@ def test_where_clients_sample_vllm_may_be_asked_for_as_many_ids_as_they_may_have
     assert option(vllm_command.command(made, port=7), "--max-logprobs") == "528"
 
 
+def test_a_key_for_other_servers_is_not_that_of_a_vllm_that_is_launched(tmp_path: Path) -> None:
+    """Its worker is the only client, and has none."""
+    own = {"PATH": "/bin", "VLLM_API_KEY": "secret", "VLLM_PLUGINS": "mine"}
+    environment = vllm_command.environment(launch(tmp_path, "m"), own, "/f")
+    assert "VLLM_API_KEY" not in environment
+    assert (environment["PATH"], environment["VLLM_PLUGINS"]) == ("/bin", "headrace,mine")
+
+
 def test_the_command_of_sglang_has_loopback_ids_alone_and_the_users_own_options(tmp_path: Path) -> None:
     args = {
         "chunked-prefill-size": 64,

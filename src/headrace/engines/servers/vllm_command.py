@@ -65,6 +65,7 @@ def command(launch: ServerLaunch, port: int) -> list[str]:
 
 def environment(launch: ServerLaunch, own: Mapping[str, str], folder: str) -> dict[str, str]:
     """`own`: the environment of whoever launches it. `folder`: see `ServerKind`."""
+    own = {name: value for name, value in own.items() if name != "VLLM_API_KEY"}  # as api_key: its worker has none
     found = server_environment(own, folder) | {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
