@@ -101,6 +101,24 @@ def test_where_clients_sample_vllm_may_be_asked_for_as_many_ids_as_they_may_have
     assert option(vllm_command.command(made, port=7), "--max-logprobs") == "528"
 
 
+def test_a_list_is_several_words_for_vllm_but_where_it_reads_json(tmp_path: Path) -> None:
+    """As its own parser has it: `nargs="+"` for all lists but those of CORS, and keys of an option are JSON."""
+    args = {
+        "cudagraph_capture_sizes": [1, 2, 4],
+        "allowed-origins": ["*"],
+        "compilation_config.custom_ops": ["none"],
+        "kv-cache-dtype-skip-layers": ["0", "sliding_window"],
+    }
+    command = vllm_command.command(launch(tmp_path, "m", args=args), port=7)
+    for words in (
+        ["--cudagraph-capture-sizes", "1", "2", "4"],
+        ["--allowed-origins", '["*"]'],
+        ["--compilation-config.custom_ops", '["none"]'],
+        ["--kv-cache-dtype-skip-layers", "0", "sliding_window"],
+    ):
+        assert command[command.index(words[0]) :][: len(words)] == words
+
+
 def test_a_key_for_other_servers_is_not_that_of_a_vllm_that_is_launched(tmp_path: Path) -> None:
     """Its worker is the only client, and has none."""
     own = {"PATH": "/bin", "VLLM_API_KEY": "secret", "VLLM_PLUGINS": "mine"}

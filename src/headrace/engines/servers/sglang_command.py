@@ -84,7 +84,7 @@ def command(launch: ServerLaunch, port: int) -> list[str]:
         launch.python,
         "-m",
         CPU_MODULE if launch.on_cpu else MODULE,
-        *flags(own | given, negates=False, lists_as_json=False),
+        *flags(own | given, negates=False),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,12 +101,13 @@ def title(launch: ServerLaunch, name: str, *distributions: str) -> str:
     return name
 
 
-def flags(options: Mapping[str, object], *, negates: bool, lists_as_json: bool) -> list[str]:
-    """`negates`: what is False is `--no-NAME`, and else left out, as None is. `lists_as_json`: a list is one word, and
-    else a word for each item."""
+def flags(options: Mapping[str, object], *, negates: bool, json_lists: Collection[str] = ()) -> list[str]:
+    """`negates`: what is False is `--no-NAME`, and else left out, as None is. A list is a word for each item; JSON
+    where it is of one of `json_lists`, or of a key of an option, as OPTION.KEY."""
     words: list[str] = []
     for name, value in options.items():
-        flag = "--" + name.replace("_", "-")
+        option, dot, key = name.partition(".")
+        flag = "--" + option.replace("_", "-") + dot + key
         match value:
             case True:
                 words.append(flag)
@@ -114,7 +115,7 @@ def flags(options: Mapping[str, object], *, negates: bool, lists_as_json: bool) 
                 words += ["--no-" + flag[2:]] * negates
             case None:
                 pass
-            case list() if not lists_as_json:
+            case list() if option not in json_lists and not key:
                 words += [flag, *map(str, value)]
             case dict() | list():
                 words += [flag, json.dumps(value)]

@@ -32,6 +32,8 @@ _OURS: dict[str, SetBy | NotGiven] = {
     "uds": NotGiven("a launched server listens on loopback alone"),
 }
 """Options that are not the user's to give."""
+_JSON_LISTS = frozenset({"allowed_origins", "allowed_methods", "allowed_headers"})
+"""Options of its front end that are read as JSON; of all others a list is several words."""
 _UNKNOWN = re.compile(r"error: (unrecognized arguments: .*|argument .*|ambiguous option: .*)")
 _REFUSED = re.compile(r"^\W*(?:\(APIServer pid=\d+\) )?\s*(Value error, .*?|Assertion failed, .*?)(?: \[type=.*)?$")
 """What its config's own checks say, as pydantic tells it."""
@@ -60,7 +62,7 @@ def command(launch: ServerLaunch, port: int) -> list[str]:
     }
     if launch.on_cpu:
         own |= {"enforce_eager": True, "distributed_executor_backend": "uni"}
-    return [launch.python, "-m", MODULE, *flags(own | given, negates=True, lists_as_json=True)]
+    return [launch.python, "-m", MODULE, *flags(own | given, negates=True, json_lists=_JSON_LISTS)]
 
 
 def environment(launch: ServerLaunch, own: Mapping[str, str], folder: str) -> dict[str, str]:
