@@ -36,7 +36,7 @@ from headrace.weights.version import INITIAL, Version
 
 _SWAP_S = 7200.0
 """In which new weights have to be taken: the engine's own limits on pins and sequences in flight are shorter."""
-_START_S = 1800.0
+START_S = 1800.0
 """A large model is moved, and its passes are tried or captured."""
 _FOR_EVER_S = 1e9
 _STOP_S = 90.0
@@ -77,15 +77,17 @@ class RemoteEngine:
         rank: int = 0,
         worker: str = "",
         changed: Callable[[], None] = lambda: None,
+        start_s: float = START_S,
     ) -> None:
         """`client`: who asks; nobody else has this name. `rank` of the worker, and `worker`, its name, where it takes
-        weights. `changed` is called when version or failure has."""
+        weights. `changed` is called when version or failure has. `start_s`: in which it has to `start`."""
         self.rank = rank
         self._worker = worker
         self._peer = peer
         self._services = services
         self._client = client
         self._changed = changed
+        self._start_s = start_s
         self._status = EngineStatus(INITIAL, 0, NO_STATS)
         self._heard_at = services.clock.now()
         self._idle_s = 0.0
@@ -132,7 +134,7 @@ class RemoteEngine:
     async def start(self, *, is_behind: bool = False) -> None:
         """Have the engine serve, and listen to it. `is_behind`: there are newer weights than those that it is made
         with, so it rests until it is updated, for all who ask it. Raises EngineError."""
-        await self._call("start", is_behind, what="the engine to start", seconds=_START_S)
+        await self._call("start", is_behind, what="the engine to start", seconds=self._start_s)
         await self.attach()
 
     async def attach(self) -> None:
@@ -144,7 +146,7 @@ class RemoteEngine:
             *([self._services.spawn(self._listen(), "silence of an engine")] if self._peer.here is None else []),
         ]
         self._liveness.started = True
-        await self._services.clock.wait_for(self._open.wait(), _START_S, "the engine's outputs")
+        await self._services.clock.wait_for(self._open.wait(), START_S, "the engine's outputs")
         self._liveness.check_alive()
 
     async def detach(self) -> None:
@@ -216,7 +218,7 @@ class RemoteEngine:
 
     async def sees(self) -> Seen:
         """Where its worker is. Raises EngineError."""
-        found: Seen = await self._call("sees", what="where it is", seconds=_START_S)
+        found: Seen = await self._call("sees", what="where it is", seconds=START_S)
         return found
 
     async def update(self, receiver: WeightReceiver, mode: SwapMode) -> SwapReport | None:
@@ -245,7 +247,7 @@ class RemoteEngine:
         """Of an engine that died in a worker that lives: another in its place, see `Revive`. Then a new `RemoteEngine`
         speaks to it. Raises WeightError, EngineError."""
         offer = None if receiver is None else receiver.near(self._worker).offer()
-        await self._call("revive", offer, what="the engine to come back", seconds=_START_S)
+        await self._call("revive", offer, what="the engine to come back", seconds=START_S)
 
     def kill(self, reason: str) -> None:
         """Have the engine die of `reason`, for whoever must see one die; its worker lives."""

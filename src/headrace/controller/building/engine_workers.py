@@ -22,7 +22,7 @@ from headrace.engines.catching_up import caught_up, is_behind
 from headrace.engines.embedded.cache_plan import CachePlan, CacheRoom
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import Engine, EngineError
-from headrace.engines.remote import RemoteEngine
+from headrace.engines.remote import START_S, RemoteEngine
 from headrace.models.loading import resolve_device
 from headrace.roles.actors.actor import TRAINER_LANE
 from headrace.roles.workers.engine import EngineSpec, EngineWorker, JudgeEngineWorker, LentEngineWorker
@@ -40,6 +40,8 @@ CLIENT = "controller"
 """By which the controller asks them."""
 _START_S = 1800.0
 """A large model may come from a slow disk."""
+_MEET_S = 1200.0
+"""That may be spent on a server once it is up: its first token alone may take minutes."""
 
 
 async def load_engines(
@@ -53,7 +55,7 @@ async def load_engines(
     process, attached = config.engine.apart, config.engine.attached
     if plane is not None and (attached or (returns and not process)):
         await runtime.compute(TRAINER_LANE, publish_first, plan, plane)
-    asked = _Asked(runtime)
+    asked = _Asked(runtime, _start_s(config.engine.sections))
     for section in config.engine.sections:
         kind, specs = _specs(plan, section, len(asked.places), folder, returns)
         asked.take(await _started(kind, specs, runtime, _where(config)))
@@ -140,6 +142,12 @@ def engine_spec(
     return EngineSpec(path, config.dtype or dtype, str(device), config, cache, returns)
 
 
+def _start_s(sections: Sequence[EngineSection]) -> float:
+    """In which an engine has to start: each server that is launched keeps its section's own limit on being up."""
+    launched = [section for section in sections if section.is_server and not section.urls]
+    return max([START_S, *(section.start_deadline_s + _MEET_S for section in launched)])
+
+
 def _where(config: TrainConfig, kind: str = "engine") -> Placement:
     process = config.engine.apart
     return Placement(
@@ -174,10 +182,12 @@ async def _made(making: Awaitable[T]) -> T:
 class _Asked:
     """The engines of workers, as the controller asks them."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, start_s: float = START_S) -> None:
+        """`start_s`: see `RemoteEngine`."""
         self.places: list[tuple[Workers[Any], int]] = []
         """Of each engine, its workers and its rank among them."""
         self._runtime = runtime
+        self._start_s = start_s
         self._changed = Signal()
         """Notified when version or failure of one has."""
         self._pool: EnginePool | None = None
@@ -195,7 +205,15 @@ class _Asked:
         """The one at this place."""
         workers, rank = self.places[number]
         peer, worker = PeerOfRank(workers, rank), workers.handles[rank].worker
-        return RemoteEngine(peer, self._runtime, CLIENT, rank=number, worker=worker, changed=self._changed.notify)
+        return RemoteEngine(
+            peer,
+            self._runtime,
+            CLIENT,
+            rank=number,
+            worker=worker,
+            changed=self._changed.notify,
+            start_s=self._start_s,
+        )
 
     def pool(self, **more: Any) -> EnginePool:
         """Of all of them, which hears of their changes. `more`: see `EnginePool`."""
