@@ -132,6 +132,8 @@ class GoesOn:
 class Groups:
     """Discards what was accumulated, unless its trainer is lost."""
 
+    absent = ()
+
     def __init__(self, *losses: WorkerLost) -> None:
         self._losses = [*losses]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -25,7 +25,10 @@ class Group:
     async def is_whole(self, *, stepped: bool) -> bool:
         return True
 
-    async def heal(self, *, stepped: bool) -> list[str]:
+    absent: ClassVar[dict[str, str]] = {}
+
+    async def heal(self, *, stepped: bool, without: bool) -> list[str]:
+        assert without, "engines have devices of their own"
         self._deaths -= 1
         if self._deaths >= 0:
             raise WorkerLost(1, "it ended", worker=f"{self.name}/1")
@@ -43,7 +46,7 @@ def healed(*groups: Group) -> tuple[Healing, list[list[str]], list[str]]:
     of: Any = SimpleNamespace
     parts = of(
         models=of(groups=groups),
-        turns=of(train=nothing, generate=nothing),
+        turns=of(train=nothing, generate=nothing, shares_devices=False),
         actor=of(has_stepped=False, go_on=nothing),
         recorder=of(event=lambda kind, data: told.append(data["message"])),
         flow=of(train_again=lost.append, batch=3),

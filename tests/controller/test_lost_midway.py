@@ -163,14 +163,14 @@ def test_a_stop_request_is_acted_on_where_models_may_have_the_commits_state(is_m
     async def main() -> None:
         told, healed = asyncio.Event(), asyncio.Event()
 
-        async def after(lost: WorkerLost, is_stopping: Callable[[], bool]) -> None:
+        async def after(is_stopping: Callable[[], bool]) -> None:
             told.set()
             await healed.wait()
             assert is_stopping()
 
-        tasks = RoleTasks(of(), of(), runtime, of(after=after, is_midway=is_midway))
+        tasks = RoleTasks(of(), of(), runtime, of(is_midway=is_midway))
         stopping = asyncio.ensure_future(told.wait())
-        going = asyncio.ensure_future(tasks._go_back(WorkerLost(0, "it ended", worker="trainer/0"), [], stopping))
+        going = asyncio.ensure_future(tasks._go_back(after(stopping.done), [], stopping))
         await asyncio.sleep(0.05)
         assert (stopping.done(), going.done()) == (True, is_midway)
         healed.set()

@@ -97,6 +97,38 @@ def test_a_lost_node_costs_the_run_its_workers_and_no_more(tmp_path: Path) -> No
         assert kinds["worker_lost"] >= 1
 
 
+def test_the_others_go_on_without_a_replica_whose_node_is_lost_until_another_has_room(tmp_path: Path) -> None:
+    """Each of two nodes has a rank that has all of the model, and no room for a second."""
+    place = "cluster.place.trainer={devices: 1, strategy: spread}"
+    with nodes(tmp_path) as there, there.node(slot=1) as stays, there.node(slot=1) as goes:
+        process, run = begun(tmp_path, *joined(there, "trainer.layout.dp=2", place), batches=5000)
+        try:
+            until_batch(run, 3, process)
+            (other,) = trainers_on(stays, run)
+            (lost,) = trainers_on(goes, run)
+            lose(goes)
+            until(lambda: "trainer_healed" in kinds_of(run), process)
+            until_batch(run, last_batch(run) + 3, process)
+            assert trainers_on(stays, run) == [other]
+            with there.node(slot=1) as comes:
+                until(lambda: len(said(run, "trainer_healed")) == 2, process)
+                until_batch(run, last_batch(run) + 3, process)
+                assert trainers_on(comes, run) == [lost]
+                process.send_signal(signal.SIGINT)
+                out, _ = process.communicate(timeout=_WAIT_S)
+        finally:
+            process.kill()
+        assert process.returncode == 0, out[-3000:]
+    without, again = said(run, "trainer_healed")
+    name = lost.replace("-", "/")
+    assert without.startswith(f"the others go on without {name}, until a node has room: {name} is lost: ")
+    assert again == f"{name} made anew, with the state of another replica"
+    with RunReader(run) as reader:
+        reader.counts().check()
+        batches = [(row.branch, row.record["batch"]) for row in reader.metrics.read("batch")]
+    assert batches == [(0, batch) for batch in range(len(batches))]
+
+
 @pytest.mark.skipif(not can_unshare("-rm"), reason="no namespaces here")
 def test_a_node_that_does_not_see_what_its_workers_need_is_refused(tmp_path: Path) -> None:
     """It has neither the memory of this machine nor the reward's function: as another machine. The trainer and an
@@ -218,6 +250,12 @@ def kinds_of(run: Path) -> set[str]:
         return {event.kind for event in reader.events.read()}
 
 
+def said(run: Path, kind: str) -> list[str]:
+    """The messages of these events."""
+    with RunReader(run) as reader:
+        return [event.data["message"] for event in reader.events.read() if event.kind == kind]
+
+
 def left_in_memory(node: Node, seconds: float) -> list[Path]:
     """Of runs, after so long, in the memory that the node sees."""
     memory, end = Path(f"/proc/{raylet(node).pid}/root/dev/shm"), time.monotonic() + seconds
@@ -242,6 +280,11 @@ def until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
 def workers_on(node: Node, run: Path) -> list[psutil.Process]:
     """Engines, and those that play."""
     return [each for name in ("engine-0", "engine-1", "rollout-0", "rollout-1") for each in actors(node, run, name)]
+
+
+def trainers_on(node: Node, run: Path) -> list[str]:
+    """Ranks of the trainer."""
+    return [name for name in ("trainer-0", "trainer-1") if actors(node, run, name)]
 
 
 def headrace(line: list[str]) -> subprocess.CompletedProcess[str]:

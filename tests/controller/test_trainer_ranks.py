@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import sqlite3
-from collections.abc import Mapping
 from contextlib import closing
 from math import prod
 from pathlib import Path
@@ -15,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from children import child
 from controller_jobs import ALONE, make_job
+from rank_runs import CRITIC, Kills, Weights, kill_ranks, last_checkpoint, trained
 from safetensors.torch import load_file
 
 from headrace.cli.main import main
@@ -28,33 +25,7 @@ from headrace.training.pieces import Piece
 from headrace.training.rank_workers import RankWorkers
 from headrace.training.state import read_record, read_state
 
-Weights = dict[str, torch.Tensor]
 pytestmark = [pytest.mark.slow, pytest.mark.cpu]
-AS_SGD = {
-    "trainer__optimizer__betas": [0.0, 0.0],
-    "trainer__optimizer__eps": 1e4,
-    "trainer__optimizer__lr": 1e4,
-    "trainer__max_grad_norm": 0.5,
-}
-"""AdamW divides by |g| + eps: with eps far above all gradients a step is lr / eps times the gradient, which is clipped
-here."""
-
-
-def trained(folder: Path, layout: object, *more: str, **changes: Any) -> tuple[list[dict[str, Any]], Weights]:
-    """The records of batches of a finished run in `sync`, and the weights that it ends with."""
-    apart = {"trainer__placement": "process", "trainer__layout": layout}
-    job = make_job(folder / "job", async__mode="sync", runtime__threads=1, **{**AS_SGD, **apart, **changes})
-    assert main(["train", str(job), "data.shuffle=false", "--dir", str(folder / "run"), "--plain", *more]) == 0
-    with RunReader(folder / "run") as reader:
-        assert reader.status().name == "finished"
-        reader.counts().check()
-        records = [row.record for row in reader.metrics.read("batch")]
-    return records, load_file(last_checkpoint(folder) / "model" / "model.safetensors")
-
-
-def last_checkpoint(folder: Path) -> Path:
-    saved = (folder / "run" / "checkpoints").glob("step_*")
-    return max(saved, key=lambda path: int(path.name.removeprefix("step_")))
 
 
 def gradients(folder: Path, weights: Weights) -> Weights:
@@ -71,11 +42,6 @@ EPOCHS = {"algorithm__epochs_per_batch": 2, "algorithm__objective": "decoupled"}
 CUT = {"rollout__sampling": {"max_new_tokens": 8, "top_p": 0.9}}
 M2PO = {"algorithm__recipe": "m2po"}
 ON_DISK = {"weights__transport": "disk"}
-CRITIC = {
-    "algorithm__recipe": "ppo",
-    "critic__placement": "process",
-    "critic__optimizer": {"betas": [0, 0], "eps": 1e4},
-}
 
 
 @pytest.mark.parametrize(
@@ -156,26 +122,6 @@ def test_a_resumed_run_of_ranks_is_the_run_bit_for_bit(tmp_path: Path) -> None:
     origin = ["--from", str(tmp_path / "whole" / "run"), "--from-optimizer"]
     _, begun = trained(tmp_path / "from", "d1", *origin, **{**lasting, "trainer__batches": 1})
     assert begun.keys() == whole.keys()
-
-
-Kills = Mapping[tuple[str, int], int]
-"""By what the ranks are told, and how often it was told some before: the rank that dies of it."""
-
-
-def kill_ranks(monkeypatch: pytest.MonkeyPatch, kills: Kills) -> list[tuple[str, int]]:
-    """Those of this process's runs. Gives what was told, as it is."""
-    outcomes, told = RankWorkers._outcomes, []
-
-    async def watched(ranks: RankWorkers, method: str, *args: Any) -> Any:
-        at = method, sum(method == before for before, _ in told)
-        told.append(at)
-        if (rank := kills.get(at)) is not None:
-            victim = child(f"trainer/{rank}")
-            os.kill(victim.pid, signal.SIGKILL)
-        return await outcomes(ranks, method, *args)
-
-    monkeypatch.setattr(RankWorkers, "_outcomes", watched)
-    return told
 
 
 @pytest.mark.timeout(500)

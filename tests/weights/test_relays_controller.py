@@ -228,8 +228,10 @@ HERE, AWAY = Seen("boot 1", "tmpfs 1", 10, "cpu", loopback="1"), Seen("boot 2", 
 class Trainer:
     seen = HERE
 
-    async def sees(self) -> Seen:
-        return self.seen
+    first = "trainer/0"
+
+    async def sees(self) -> tuple[str, Seen]:
+        return self.first, self.seen
 
 
 async def supplied(ends: dict[str, Seen]) -> tuple[RelayUsers, RelaySupply, Relays, Scripted, Trainer]:
@@ -254,8 +256,9 @@ def test_who_sees_the_trainers_memory_has_no_relay_wherever_both_come_to_be() ->
         await supply.supply("engine/1", HERE)  # its node was lost
         assert workers.left == [1]
         assert far.offer() == OFFER
-        trainer.seen = AWAY
+        trainer.seen, trainer.first = AWAY, "trainer/1"
         await supply.look_again()
+        assert users.beside(0) == "trainer/1"
         assert [(users.beside(rank), relays.rank_of(users.beside(rank))) for rank in (2, 3)] == [
             ("engine/0", 2),
             ("engine/1", 3),

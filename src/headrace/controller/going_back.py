@@ -91,6 +91,15 @@ class GoingBack:
                     raise
                 lost = again
 
+    async def take_in(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        """As `after`, where nothing was lost: replicas that were made again take part from now on."""
+        try:
+            await self._healing.take_in()
+        except WorkerLost as lost:
+            if not is_of_trainer(lost):
+                raise
+            await self.after(lost, is_stopping)
+
     async def _mend(self, lost: WorkerLost, is_stopping: Callable[[], bool]) -> None:
         parts, clock = self._parts, self._runtime.clock
         await parts.checkpointer.forget()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headrace.controller.building.wiring import Parts
 from headrace.controller.going_back import GoingBack, StoppedGoingBack, is_of_trainer
+from headrace.controller.replica_return import ReplicaBack, replica_back
 from headrace.controller.supervise import end, see_through, unless
 from headrace.roles.columns.functions import FunctionsLost
 from headrace.roles.engine_watch import EnginesLost
@@ -103,7 +104,10 @@ class RoleTasks:
                     evaluator = self._going_on.get("evaluator")
                     await see_through(actor, [task for task in others if task is not evaluator], stopping, parts.stop)
                     return lost
-                except (WorkerLost, ColumnsLost, RefLost) as error:
+                except (WorkerLost, ColumnsLost, RefLost, ReplicaBack) as error:
+                    if stopping.done() and isinstance(error, ReplicaBack):  # it is not needed any more
+                        columns = [task for task in columns if not _has_replica_back(task)]
+                        continue
                     if stopping.done() or not _may_go_on(error):
                         raise
                     failed = error
@@ -130,6 +134,9 @@ class RoleTasks:
         columns = [spawn(role.run(), name) for name, role in loop.columns]
         if loop.critic is not None:
             columns.append(spawn(loop.critic.run(), "critic"))
+        clock = self._runtime.clock
+        groups = [group for group in self._parts.models.groups if group.absent]
+        columns += [spawn(replica_back(group, clock), f"return of a {group.name}'s replica") for group in groups]
         if loop.evaluator is not None:
             self._go_on("evaluator", loop.evaluator)
         if loop.gap is not None:
@@ -146,22 +153,24 @@ class RoleTasks:
 
     async def _mend(
         self,
-        failed: WorkerLost | ColumnsLost | RefLost,
+        failed: WorkerLost | ColumnsLost | RefLost | ReplicaBack,
         actor: asyncio.Task[Any],
         columns: Sequence[asyncio.Task[Any]],
         keepers: Sequence[asyncio.Task[Any]],
         stopping: asyncio.Task[Any],
     ) -> None:
         """Return once roles may begin again: the trainer was lost, or all columns, or both, also one as the other is
-        seen to."""
+        seen to; or a replica of a trainer's is back."""
         errors = [failed, *await self._end_in_order(actor, columns)]
         lost = next((error for error in errors if isinstance(error, WorkerLost)), None)
+        is_back = any(isinstance(error, ReplicaBack) for error in errors)
         empty = await self._told([error for error in errors if isinstance(error, _MISSED)])
         if empty is not None and isinstance(actor.exception(), RefLost):
             raise empty  # in the midst of a batch's steps
         while True:
             if lost is not None:
-                missed, lost = await self._go_back(lost, keepers, stopping), None
+                missed = await self._go_back(self._back.after(lost, stopping.done), keepers, stopping)
+                lost, is_back = None, False
                 empty = empty or await self._told(missed)
             elif empty is not None:
                 try:
@@ -171,15 +180,18 @@ class RoleTasks:
                     if not is_of_trainer(again):
                         raise
                     lost = again
+            elif is_back:
+                missed = await self._go_back(self._back.take_in(stopping.done), keepers, stopping)
+                is_back, empty = False, await self._told(missed)
             else:
                 return
 
     async def _go_back(
-        self, lost: WorkerLost, keepers: Sequence[asyncio.Task[Any]], stopping: asyncio.Task[Any]
+        self, going: Coroutine[Any, Any, None], keepers: Sequence[asyncio.Task[Any]], stopping: asyncio.Task[Any]
     ) -> list[ColumnsLost | RefLost]:
         """What goes on meanwhile may fail as at any other time. Gives what it missed of columns. Raises
         StoppedGoingBack."""
-        back = self._runtime.spawn(self._back.after(lost, stopping.done), "going back")
+        back = self._runtime.spawn(going, "going back")
         others = [*self._going_on.values(), *keepers]
         missed: dict[asyncio.Task[Any], ColumnsLost | RefLost] = {}
         try:
@@ -255,6 +267,10 @@ class RoleTasks:
         return errors
 
 
+def _has_replica_back(task: asyncio.Task[Any]) -> bool:
+    return task.done() and not task.cancelled() and isinstance(task.exception(), ReplicaBack)
+
+
 def _may_go_on(error: BaseException) -> bool:
     """Whether the run may, once the trainer, or all columns, are there again."""
-    return is_of_trainer(error) or isinstance(error, _MISSED)
+    return is_of_trainer(error) or isinstance(error, (*_MISSED, ReplicaBack))

@@ -5,7 +5,10 @@ A bundle is what is on one node together: one worker, or the colocated ones of s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
 
@@ -24,6 +27,24 @@ LESS = (
 
 class NoRoom(HeadraceError, RuntimeError):
     """No node has what a bundle asks for."""
+
+
+_ROOM_S: ContextVar[float] = ContextVar("room_s", default=math.inf)
+
+
+@contextmanager
+def room_within(seconds: float) -> Iterator[None]:
+    """Who is made by this task meanwhile, and by tasks that it begins, waits no longer for room."""
+    before = _ROOM_S.set(seconds)
+    try:
+        yield
+    finally:
+        _ROOM_S.reset(before)
+
+
+def longest_for_room() -> float:
+    """Seconds for which one that is made now may wait for room: see `room_within`."""
+    return _ROOM_S.get()
 
 
 def kind_of(worker: str) -> str:

@@ -16,7 +16,7 @@ from headrace.training.group_state import KeptReference, take, write
 from headrace.training.layouts.ranks import Layout
 from headrace.training.parts_on_disk import Opened
 from headrace.training.protocol import PartWritten, StepReport
-from headrace.training.rank_workers import Ranks, RankWorkers
+from headrace.training.rank_workers import Ranks, RankWorkers, ranks_of
 from headrace.training.rows.packed_rows import RowToTrain
 from headrace.training.shared_passes import SharedPasses, of_refs
 from headrace.training.shares import Loads
@@ -101,11 +101,25 @@ class TrainerGroup:
         wanted = self._steps if stepped else self._settled
         return bool(ranks) and all(wanted in (had if self._between else had[:1]) for had in reached.values())
 
-    async def heal(self, *, stepped: bool) -> list[str]:
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """Workers of replicas that the others go on without, each with what it lacks."""
+        ranks = self._ranks
+        return ranks.absent_workers if isinstance(ranks, RankWorkers) else {}
+
+    async def make_again(self) -> None:
+        """A replica that is absent, once there is room for it: `heal` takes it in. Raises WorkerLost."""
+        assert isinstance(self._ranks, RankWorkers), f"the {self.name} is no worker"
+        await self._ranks.absent.make_again()
+
+    async def heal(self, *, stepped: bool, without: bool = False) -> list[str]:
         """Bring all to the state that `is_whole` asks for: replicas that have lost a rank, or were not given it before
         the one that gave it was lost, are made anew, and given it; the others stay, and forget their gradients.
-        Receivers of weights follow. Returns the names of the workers that were made anew. Raises WorkerLost."""
+        `without`: those for which there is no room soon are `absent`, rather than waited for; and those that were made
+        again take part from now on. Receivers of weights follow. Returns the names of the workers whose refs are gone.
+        Raises WorkerLost."""
         whole, steps = self._with_state, self._steps if stepped else self._settled
+        first = self._ranks.present[0]
         await self.discard()
         ranks = [rank for replica in whole for rank in self._layout.members(replica)]
         await self._ranks.each("recall", dict.fromkeys(ranks, (steps,)), what="what the batch began with")
@@ -115,12 +129,13 @@ class TrainerGroup:
             return []
         assert isinstance(self._ranks, RankWorkers), f"the {self.name} is no worker"
         self._unhealed.update(broken)  # a new one reports no steps, as all do behind a checkpoint that was loaded
-        renewed = await self._ranks.restart(broken)
-        await self._all("heal", whole[0], steps, what="the state of another replica")
-        if 0 in broken:
+        await (self._ranks.renew(broken) if without else self._ranks.restart(broken))
+        gives = self._ranks.present.index(whole[0])
+        await self._all("heal", gives, steps, what="the state of another replica")
+        if self._ranks.present[0] != first or first in broken:
             await self._leaves_elsewhere()
         self._unhealed.clear()
-        return renewed
+        return self._ranks.names_of(broken)
 
     @property
     def _with_state(self) -> Sequence[int]:
@@ -165,7 +180,8 @@ class TrainerGroup:
             for number, place in enumerate(places):
                 self._held[place] = part, number
         given = {
-            rank: (batch, [rows[place] for place in own[at.dp]], coefficient) for rank, at in self._layout.places()
+            rank: (batch, [rows[place] for place in own[self._layout.place(rank).dp]], coefficient)
+            for rank in ranks_of(self._ranks)
         }
         await self._of_rows(rows, self._ranks.each("hold", given, what="a batch's rows"))
 
@@ -185,7 +201,7 @@ class TrainerGroup:
     async def let_go(self) -> Sequence[Ref | None]:
         """See `TrainerRank.let_go`. Of a rank that is lost nothing is known; the batch is trained all the same."""
         held, self._held, self._between = self._held, [], False
-        every = dict.fromkeys(range(self._layout.size), ())
+        every = dict.fromkeys(ranks_of(self._ranks), ())
         found = await self._ranks.answered("let_go", every, what="what a batch began with")
         if not any(found.values()):
             return []
@@ -201,7 +217,7 @@ class TrainerGroup:
 
     async def step(self) -> StepReport:
         """See `Trainer.step`."""
-        every = dict.fromkeys(range(self._layout.size), ())
+        every = dict.fromkeys(ranks_of(self._ranks), ())
         self._loads.forget()
         if self._layout.size > 1:
             await self._ranks.each("add_up", every, what="what all ranks have of an optimiser step")
@@ -349,6 +365,16 @@ class TrainerGroup:
         return KeptReference(self._ranks)
 
     @property
+    def leaves_from(self) -> str:
+        """The worker whose versions receivers find, or the name that it would have."""
+        return f"{self.name}/{self._first[0]}"
+
+    @property
+    def _first(self) -> Sequence[int]:
+        """The ranks of the first replica that takes part: its weights leave."""
+        return self._layout.members(self._ranks.present[0])
+
+    @property
     def _layout(self) -> Layout:
         return self._ranks.layout
 
@@ -362,7 +388,7 @@ class TrainerGroup:
         if not self._layout.joint:
             return {rank: part for rank, part in enumerate(parts) if part}
         found: dict[int, Sequence[Sequence[int]]] = {}
-        for replica in range(self._layout.model_replicas):
+        for replica in self._ranks.present:
             own = {rank: parts[self._layout.place(rank).dp] for rank in self._layout.members(replica)}
             most = max(map(len, own.values()))
             if most:
@@ -393,16 +419,17 @@ class TrainerGroup:
                 self._refs.free(ref)
 
     async def _all(self, method: str, *args: Any, what: str) -> dict[int, Any]:
-        return await self._ranks.each(method, dict.fromkeys(range(self._layout.size), args), what=what)
+        return await self._ranks.each(method, dict.fromkeys(ranks_of(self._ranks), args), what=what)
 
     async def _jointly(self, method: str, *args: Any, what: str) -> Any:
         """Ask all ranks of the first replica, each of which has a part of the model. Returns the first one's answer."""
-        return (await self._ranks.each(method, dict.fromkeys(self._layout.members(0), args), what=what))[0]
+        first = self._first
+        return (await self._ranks.each(method, dict.fromkeys(first, args), what=what))[first[0]]
 
     async def _written(self, opened: Opened, seal: str) -> Any:
         """Have each rank of the first replica write what it has, and then the first one `seal` it; returns what that
         answers. Raises WeightError."""
-        own = dict.fromkeys(self._layout.members(0), (opened,))
+        own = dict.fromkeys(self._first, (opened,))
         written: dict[int, PartWritten] = await self._ranks.each("write_part", own, what="its part of the weights")
         self._came = sum(one.came for one in written.values()), sum(one.sent for one in written.values())
         return await self._call(seal, sum(one.size for one in written.values()), what="a copy of the weights")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headrace.store.media.files import Digest
 from headrace.training.protocol import CheckpointError, Written
-from headrace.training.rank_workers import Ranks, who_saves
+from headrace.training.rank_workers import Ranks, ranks_of, who_saves
 
 
 class KeptReference:
@@ -27,7 +27,7 @@ class KeptReference:
 
     async def load(self, path: Path) -> None:
         """What was written. Raises CheckpointError."""
-        every = dict.fromkeys(range(self._ranks.layout.size), (str(path),))
+        every = dict.fromkeys(ranks_of(self._ranks), (str(path),))
         await self._ranks.each("load_reference", every, what="its part of a checkpoint")
 
 

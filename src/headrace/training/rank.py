@@ -115,12 +115,13 @@ class TrainerRank:
         self._reader.join(self._of_many.beside)
         self._out.join(leads=rank == 0)
 
-    def pair(self, replica: int, at: At, seconds: float) -> None:
-        """Be of one of several replicas, whose other ones find each other there. Raises RuntimeError."""
-        self._of_many.pair(replica, self._meeting.of(at), seconds)
+    def pair(self, replica: int, size: int, at: At, seconds: float) -> None:
+        """Be of one of so many replicas that take part, who find each other there. Raises RuntimeError."""
+        self._of_many.pair(replica, self._meeting.of(at), seconds, size)
 
     def heal(self, replica: int, steps: int) -> None:
-        """Have the state of this replica, which has made so many `steps`. Raises RuntimeError."""
+        """Have the state of this replica, of those that are paired, which has made so many `steps`. Raises
+        RuntimeError."""
         self._held, self._taken = None, []
         self._of_many.heal(replica)
         self._steps, self._remembered = steps, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from headrace.runtime.progress import Standing
 from headrace.runtime.protocol import Clock, Services, WaitTimeout
 from headrace.runtime.together import to_the_end, together
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
+from headrace.training.absent_replicas import AbsentReplicas
 from headrace.training.layouts.ranks import WHOLE, Layout
 from headrace.training.protocol import CheckpointError
 from headrace.training.rank import TrainerRank
@@ -47,14 +48,18 @@ class Ranks(Protocol):
 
     @property
     def left(self) -> Sequence[int]:
-        """Ranks that are not lost."""
+        """Ranks that take part, and are not lost."""
 
     @property
     def whole(self) -> Sequence[int]:
-        """Replicas of which no rank is lost."""
+        """Replicas that take part, and of which no rank is lost."""
+
+    @property
+    def present(self) -> Sequence[int]:
+        """Replicas that take part: all but those that the others go on without."""
 
     async def call(self, method: str, *args: Any, what: str) -> Any:
-        """The answer of `method` of the first rank's `TrainerRank`."""
+        """The answer of `method` of the `TrainerRank` of the first rank that takes part."""
 
     async def each(self, method: str, args: Mapping[int, Sequence[Any]], *, what: str) -> dict[int, Any]:
         """Call `method` on the ranks in `args`, on all at once. Their answers, by rank."""
@@ -73,11 +78,17 @@ def who_saves(ranks: Ranks) -> Sequence[int]:
     return ranks.layout.members((*ranks.whole, 0)[0])
 
 
+def ranks_of(ranks: Ranks) -> Sequence[int]:
+    """Those that take part."""
+    present = ranks.present
+    return [rank for rank in range(ranks.layout.size) if ranks.layout.within(rank)[0] in present]
+
+
 class RankHere:
     """The only rank, an object of this process."""
 
     layout = WHOLE
-    left = whole = (0,)
+    left = whole = present = (0,)
 
     def __init__(self, rank: TrainerRank, services: Services, lane: str) -> None:
         """Its blocking methods run on `lane`."""
@@ -131,6 +142,7 @@ class RankWorkers:
         self._host = host
         self._ended: dict[int, WorkerLost] = {}
         """Ranks that were ended because another was lost, each with the loss of that one."""
+        self.absent = AbsentReplicas(self._make, self._has_all)
         self._strangers: set[int] = set()
         """Replicas that are made anew, whose ranks have not come together yet."""
         self._stuck: dict[int, WorkerLost] = {}
@@ -147,13 +159,35 @@ class RankWorkers:
     @property
     def left(self) -> Sequence[int]:
         """See `Ranks.left`."""
-        return [rank for rank in range(self.layout.size) if rank not in self._workers.lost]
+        return [rank for rank in ranks_of(self) if rank not in self._workers.lost]
 
     @property
     def whole(self) -> Sequence[int]:
         """See `Ranks.whole`."""
-        lost = {self.layout.within(rank)[0] for rank in self._workers.lost}
-        return [replica for replica in range(self.layout.model_replicas) if replica not in lost]
+        return [replica for replica in self.present if self._has_all(replica)]
+
+    @property
+    def present(self) -> Sequence[int]:
+        """See `Ranks.present`."""
+        return [replica for replica in range(self.layout.model_replicas) if replica not in self.absent]
+
+    @property
+    def absent_workers(self) -> Mapping[str, str]:
+        """Workers of replicas that are absent, each with what it lacks."""
+        return {name: why for replica, why in self.absent.why.items() for name in self.names_of([replica])}
+
+    def names_of(self, replicas: Iterable[int]) -> list[str]:
+        """Those of their workers."""
+        return [self._workers.handles[rank].worker for each in replicas for rank in self.layout.members(each)]
+
+    @property
+    def _lost(self) -> Mapping[int, str]:
+        """Ranks that take part, and are lost, each with the reason."""
+        taking_part = ranks_of(self)
+        return {rank: reason for rank, reason in self._workers.lost.items() if rank in taking_part}
+
+    def _has_all(self, replica: int) -> bool:
+        return not any(rank in self._workers.lost for rank in self.layout.members(replica))
 
     def busy_s(self, name: str) -> dict[str, float]:
         """See `Ranks.busy_s`."""
@@ -163,15 +197,20 @@ class RankWorkers:
         return found
 
     async def come_together(self, replicas: Sequence[int] | None = None) -> None:
-        """Have the ranks of a replica find each other, and the replicas too. `replicas`: those whose ranks are
-        new; all unless given. Raises WorkerLost."""
+        """Have the ranks of a replica find each other, and the replicas that take part, too. `replicas`: those whose
+        ranks are new; all unless given. Raises WorkerLost."""
         layout = self.layout
         if layout.joint:
             new = range(layout.model_replicas) if replicas is None else replicas
             await together(self._come_together(replica) for replica in new)
         if layout.model_replicas > 1 and self._trains:
-            at = await self._meeting_of(range(layout.size))
-            told = {rank: (layout.within(rank)[0], at, self._seconds) for rank in range(layout.size)}
+            present = self.present
+            at = await self._meeting_of(ranks_of(self))
+            told = {
+                rank: (number, len(present), at, self._seconds)
+                for number, replica in enumerate(present)
+                for rank in layout.members(replica)
+            }
             await self.each("pair", told, what="the replicas to find each other")
 
     async def restart_broken(self) -> None:
@@ -193,21 +232,37 @@ class RankWorkers:
     async def restart(self, replicas: Sequence[int] | None = None) -> list[str]:
         """Make these replicas anew from their specs; all unless given. Returns the names of their workers. Raises
         WorkerLost."""
+        if replicas is None:
+            self.absent.forget()
         those = range(self.layout.model_replicas) if replicas is None else replicas
-        ranks = [rank for replica in those for rank in self.layout.members(replica)]
-        self._strangers.update(those)
+        await together(self._make(replica) for replica in those)
+        await self._joined(those)
+        return self.names_of(those)
+
+    async def renew(self, replicas: Collection[int]) -> Sequence[int]:
+        """As `restart`, beside others that are left, which go on without those for which no node has room: these are
+        absent. Returns the replicas that are new. Raises WorkerLost."""
+        those = await self.absent.renew(replicas)
+        await self._joined(those)
+        return those
+
+    async def _make(self, replica: int) -> None:
+        """Its ranks anew. Raises WorkerLost."""
+        self._strangers.add(replica)
+        ranks = self.layout.members(replica)
         await together(self._workers.restart(rank) for rank in ranks)
         for rank in ranks:
             self._ended.pop(rank, None)
-        for replica in those:
-            self._stuck.pop(replica, None)
-        await self.come_together(those)
-        self._strangers.difference_update(those)
-        return [self._workers.handles[rank].worker for rank in ranks]
+        self._stuck.pop(replica, None)
+
+    async def _joined(self, replicas: Sequence[int]) -> None:
+        await self.come_together(replicas)
+        self._strangers.difference_update(replicas)
 
     async def call(self, method: str, *args: Any, what: str) -> Any:
         """See `Ranks.call`. Raises WorkerLost."""
-        return (await self.each(method, {0: args}, what=what))[0]
+        first = ranks_of(self)[0]
+        return (await self.each(method, {first: args}, what=what))[first]
 
     async def each(
         self, method: str, args: Mapping[int, Sequence[Any]], *, what: str, seconds: float | None = None
@@ -272,11 +327,11 @@ class RankWorkers:
                 raise
             with suppress(WaitTimeout):
                 await self._workers.changed.wait_until(
-                    lambda: bool(self._workers.lost), self._clock, _LOST_S, lambda: "a rank's end"
+                    lambda: bool(self._lost), self._clock, _LOST_S, lambda: "a rank's end"
                 )
             if (told := self._ended.get(rank)) is not None:
                 return told  # meanwhile, by the call of the one that is lost
-            for other, reason in self._workers.lost.items():
+            for other, reason in self._lost.items():
                 if other not in self._ended:
                     return await self._cause(
                         WorkerLost(other, reason, worker=self._workers.handles[other].worker), method

@@ -30,11 +30,17 @@ class SharedPasses:
         return self._ranks.layout
 
     def parts(self, lengths: Sequence[int], had: Sequence[int] | None = None) -> list[list[list[int]]]:
-        """How rows of these `lengths`, in tokens, are shared. One rank alone has all in one micro-batch. `had`: see
-        `shares`."""
+        """How rows of these `lengths`, in tokens, are shared by those that take part. One rank alone has all in one
+        micro-batch. `had`: see `shares`."""
         if self._layout.size == 1:
             return [[[*range(len(lengths))]]]
-        return shares(lengths, self._layout.dp, self._max_tokens, had)
+        present, dp = self._ranks.present, self._layout.dp
+        theirs = [part for part in range(dp) if self._layout.within(self._layout.head(part))[0] in present]
+        shared = shares(lengths, len(theirs), self._max_tokens, None if had is None else [had[part] for part in theirs])
+        found: list[list[list[int]]] = [[] for _ in range(dp)]
+        for part, micros in zip(theirs, shared, strict=True):
+            found[part] = micros
+        return found
 
     async def made(
         self,
@@ -81,7 +87,7 @@ class SharedPasses:
                 await each({rank: part[number] if number < len(part) else nothing for rank, part in own.items()})
 
         if self._layout.joint:
-            passes = [of_replica(replica) for replica in range(self._layout.model_replicas)]
+            passes = [of_replica(replica) for replica in self._ranks.present]
         else:
             passes = [of_rank(rank) for rank, part in enumerate(given) if part]
         # All to their end: else nobody would have the answers that come after another's failure.

@@ -264,13 +264,13 @@ class HFTrainer:
         """See `RankGroup.beside`."""
         return None if self._ranks is None else self._ranks.beside
 
-    def pair(self, replica: int, meeting: Meeting | At, seconds: float) -> None:
+    def pair(self, replica: int, meeting: Meeting | At, seconds: float, size: int | None = None) -> None:
         """Train together with the other replicas from now on, who have the same weights; those of before are left.
-        `meeting`: of all ranks, as for `join`. Raises RuntimeError."""
+        `meeting`: of all ranks, as for `join`. `size`: how many take part, all unless given. Raises RuntimeError."""
         if self._replicas is not None:
             self._replicas.leave()
         part = 0 if self._ranks is None else self._ranks.rank
-        self._replicas = Replicas(replica, self._model_replicas, meeting, seconds, part=part)
+        self._replicas = Replicas(replica, size or self._model_replicas, meeting, seconds, part=part)
         self._weights.join(self._replicas)
 
     def heal(self, replica: int) -> None:

@@ -51,6 +51,10 @@ class RelayUsers:
         end = self.ends.get(self.beside(rank))
         return CPU if end is None else end.device
 
+    def comes_from(self, trainer: str, source: Seen) -> None:
+        """Versions come from this worker, there."""
+        self._beside[SOURCE], self.source = trainer, source
+
     def comes(self, worker: str) -> None:
         """The next relay that is made is beside it."""
         self._coming = worker
@@ -74,9 +78,10 @@ class RelaySupply:
         workers: Workers[Any],
         spec: RelaySpec,
         clock: Clock,
-        source: Callable[[], Awaitable[Seen]],
+        source: Callable[[], Awaitable[tuple[str, Seen]]],
     ) -> None:
-        """`relays`: on `workers`, of which more are made from `spec`. `source`: asks the trainer where it is."""
+        """`relays`: on `workers`, of which more are made from `spec`. `source`: asks the trainer which of its workers
+        versions come from, and where that is."""
         self._users = users
         self._relays = relays
         self._workers = workers
@@ -104,9 +109,9 @@ class RelaySupply:
 
     async def look_again(self) -> None:
         """The trainer was made anew, perhaps on another machine. Raises WorkerError, WorkerLost, WaitTimeout."""
-        source, users = await self._see_source(), self._users
+        (trainer, source), users = await self._see_source(), self._users
         moved = not source.shares_memory(users.source)
-        users.source = source
+        users.comes_from(trainer, source)
         if moved:
             for worker, end in [*users.ends.items()]:
                 await self._assign(worker, end)

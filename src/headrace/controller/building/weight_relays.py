@@ -37,7 +37,7 @@ async def weight_relays(
     Raises ConfigError, WorkerError, WorkerLost, WaitTimeout."""
     source = await trainer.sees()
     ends = await _ends(engines, proximal)
-    users = RelayUsers(f"{trainer.name}/0", source, ends, each=config.weights.transport == "collective")
+    users = RelayUsers(trainer.leaves_from, source, ends, each=config.weights.transport == "collective")
     here = seen_here(CPU)
     if not users.by_rank and all(here.shares_memory(each) for each in (source, *ends.values())):
         return None
@@ -62,7 +62,11 @@ async def weight_relays(
     await relays.take_in(SOURCE)
     for rank, user in users.by_rank.items():
         await relays.take_in(rank, [user])
-    supply = RelaySupply(users, relays, workers, spec, runtime.clock, trainer.sees)
+
+    async def see_source() -> tuple[str, Seen]:
+        return trainer.leaves_from, await trainer.sees()
+
+    supply = RelaySupply(users, relays, workers, spec, runtime.clock, see_source)
     trainer.goes_on(relays, supply.look_again)
     engines.came = _supplying(supply)
     if engines.hires is not None:

@@ -87,9 +87,9 @@ class OfflineRank:
         self._tells = tells
         self._trained.trainer.join(rank, self._meeting.of(at), seconds)
 
-    def pair(self, replica: int, at: At, seconds: float) -> None:
+    def pair(self, replica: int, size: int, at: At, seconds: float) -> None:
         """See `TrainerRank.pair`."""
-        self._trained.trainer.pair(replica, self._meeting.of(at), seconds)
+        self._trained.trainer.pair(replica, self._meeting.of(at), seconds, size)
 
     def accumulate(self, micros: Sequence[Sequence[PackRow]]) -> None:
         """These micro-batches, one after another."""

@@ -100,7 +100,8 @@ class TrainerWorker(TrainerRank):
         )
         if algorithm.needs_reference and config.reference.placement == "hybrid":
             trainer.keep_reference()
-        leaves = host.rank == 0  # what others have of them goes the same way
+        replica, place = layout_of(config.trainer.layout).within(host.rank)
+        leaves = place == 0  # what others have of them goes the same way
         out = MemoryHere(spec.folder) if leaves and spec.transport in IN_MEMORY else None
         aside = MemoryHere(spec.aside) if leaves and spec.aside is not None else None
         self._memory = out, aside
@@ -111,8 +112,8 @@ class TrainerWorker(TrainerRank):
             weights=OutgoingWeights(
                 trainer,
                 host,
-                plane=_plane(spec, out) if leaves else None,
-                aside=_aside(aside),
+                plane=_plane(spec, out, replica) if leaves else None,
+                aside=_aside(aside, replica),
                 check=_check(spec, trainer),
                 by_parts=layout_of(config.trainer.layout).joint,
                 deltas=config.weights.deltas is not False,
@@ -218,13 +219,20 @@ def _check(spec: TrainerSpec, trainer: HFTrainer) -> Callable[[], SwapCheck] | N
     return lambda: make_check(tokens, score, temperature=temperature, dtype=dtype, **how)
 
 
-def _plane(spec: TrainerSpec, memory: MemoryHere | None) -> WeightPublisher:
-    folder = Path(spec.folder) if memory is None else of_this_life(spec.transport, memory.folder)
+def _plane(spec: TrainerSpec, memory: MemoryHere | None, replica: int) -> WeightPublisher:
+    folder = Path(spec.folder) if memory is None else of_this_life(spec.transport, _of_replica(memory, replica))
     return open_transport(spec.transport, folder, torch.device(spec.device))
 
 
-def _aside(memory: MemoryHere | None) -> Callable[[], WeightPublisher]:
+def _aside(memory: MemoryHere | None, replica: int) -> Callable[[], WeightPublisher]:
     if memory is None:
         return MemoryPublisher
-    publisher = open_transport("shm", of_this_life("shm", memory.folder))
+    publisher = open_transport("shm", of_this_life("shm", _of_replica(memory, replica)))
     return lambda: publisher
+
+
+def _of_replica(memory: MemoryHere, replica: int) -> Path:
+    """The first one's weights leave, and while it is absent another's."""
+    folder = memory.folder / f"replica-{replica}" if replica else memory.folder
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder

@@ -19,7 +19,20 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from headrace.runtime.node_check import NodeUnfit
-from headrace.runtime.placing import Bundle, Node, NoRoom, Placed, Team, Teams, by_node, kind_of, numbered, placed, room
+from headrace.runtime.placing import (
+    Bundle,
+    Node,
+    NoRoom,
+    Placed,
+    Team,
+    Teams,
+    by_node,
+    kind_of,
+    longest_for_room,
+    numbered,
+    placed,
+    room,
+)
 from headrace.runtime.protocol import Services
 from headrace.runtime.ray import nodes
 
@@ -137,6 +150,7 @@ class Reservations:
         bundle = next(each for each in team.bundles if worker in each.workers)
         clock, waits = services.clock, False
         seconds = self._room_s if worker in self._had_room else min(self._room_s, _ADDED_S)
+        seconds = min(seconds, longest_for_room())
         end = clock.now() + seconds
         while (reserved := await services.compute(LANE, self._kept, worker, bundle, team)) is None:
             try:
