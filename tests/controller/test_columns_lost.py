@@ -132,7 +132,7 @@ class GoesOn:
 class Groups:
     """Discards what was accumulated, unless its trainer is lost."""
 
-    absent = ()
+    may_come_back = False
 
     def __init__(self, *losses: WorkerLost) -> None:
         self._losses = [*losses]

@@ -26,6 +26,7 @@ class Group:
         return True
 
     absent: ClassVar[dict[str, str]] = {}
+    may_come_back = False
 
     async def heal(self, *, stepped: bool, without: bool) -> list[str]:
         assert without, "engines have devices of their own"

@@ -11,6 +11,7 @@ import pytest
 from headrace.controller.going_back import GoingBack
 from headrace.controller.replica_return import ReplicaBack, replica_back
 from headrace.controller.role_tasks import Loop, RoleTasks
+from headrace.roles.engine_watch import EnginesLost
 from headrace.runtime.placing import NoRoom
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.runtime.workers import WorkerError, WorkerLost
@@ -29,7 +30,7 @@ class Group:
 
     def __init__(self, *failures: Exception) -> None:
         self.failures = [*failures]
-        self.absent = ["trainer/1"]
+        self.may_come_back = True
 
     async def make_again(self) -> None:
         if self.failures:
@@ -92,13 +93,27 @@ def test_it_is_taken_in_between_two_batches_once() -> None:
 
         async def take_in(is_stopping: object) -> None:
             taken.append(runtime.clock.now())
-            group.absent.clear()
+            group.may_come_back = False
 
         back = SimpleNamespace(take_in=take_in, is_midway=False)
         roles = roles_of(runtime, group, back)
         assert await roles.run(runtime.spawn(GoesOn().run(), "stop request"), []) is None
         assert taken == [20.0], "it is there after 15 s"
         assert runtime.clock.now() == 90.0
+
+    run_virtually(main)
+
+
+def test_one_that_comes_back_as_the_actor_ends_for_lost_engines_is_not_taken_in() -> None:
+    async def main(runtime: VirtualRuntime) -> None:
+        async def lose_engines() -> None:
+            await runtime.clock.sleep(12.0)
+            raise EnginesLost("none comes back")
+
+        roles = roles_of(runtime, Group(no_room()), SimpleNamespace())
+        stopping, keeper = runtime.spawn(GoesOn().run(), "stop request"), runtime.spawn(lose_engines(), "watch")
+        assert isinstance(await roles.run(stopping, [keeper]), EnginesLost)
+        assert runtime.clock.now() == 20.0, "the batch was seen through"
 
     run_virtually(main)
 

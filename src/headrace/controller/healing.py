@@ -77,7 +77,7 @@ class Healing:
         if made:
             said.append(f"{', '.join(made)} made anew, with the state of another replica")
         if absent:
-            said.append(
-                f"the others go on without {', '.join(absent)}, until a node has room: {next(iter(absent.values()))}"
-            )
+            may_come = any(group.may_come_back for group in self._parts.models.groups)
+            until = ", until a node has room" if may_come else ""
+            said.append(f"the others go on without {', '.join(absent)}{until}: {next(iter(absent.values()))}")
         return "; ".join(said)

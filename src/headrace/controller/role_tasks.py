@@ -71,6 +71,8 @@ class RoleTasks:
         self._ground = ground
         self._fillings = Restarts(*_MOST_FILLINGS)
         self._going_on: dict[str, asyncio.Task[Any]] = {}
+        self._returns: list[asyncio.Task[Any]] = []
+        """Of replicas; among the columns' tasks."""
 
     def keepers(self) -> dict[str, asyncio.Task[Any]]:
         """Those that keep engines and functions at work, by name, begun: from before the first evaluation to behind
@@ -101,8 +103,8 @@ class RoleTasks:
                     if actor.done() and actor.exception() is not None:
                         raise  # in the midst of a batch: there is nothing to commit
                     parts.stop()
-                    evaluator = self._going_on.get("evaluator")
-                    await see_through(actor, [task for task in others if task is not evaluator], stopping, parts.stop)
+                    left = [self._going_on.get("evaluator"), *self._returns]
+                    await see_through(actor, [task for task in others if task not in left], stopping, parts.stop)
                     return lost
                 except (WorkerLost, ColumnsLost, RefLost, ReplicaBack) as error:
                     if stopping.done() and isinstance(error, ReplicaBack):  # it is not needed any more
@@ -135,8 +137,9 @@ class RoleTasks:
         if loop.critic is not None:
             columns.append(spawn(loop.critic.run(), "critic"))
         clock = self._runtime.clock
-        groups = [group for group in self._parts.models.groups if group.absent]
-        columns += [spawn(replica_back(group, clock), f"return of a {group.name}'s replica") for group in groups]
+        groups = [group for group in self._parts.models.groups if group.may_come_back]
+        self._returns = [spawn(replica_back(group, clock), f"return of a {group.name}'s replica") for group in groups]
+        columns += self._returns
         if loop.evaluator is not None:
             self._go_on("evaluator", loop.evaluator)
         if loop.gap is not None:

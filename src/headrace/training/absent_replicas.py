@@ -1,8 +1,9 @@
-"""Replicas that the others go on without: no node has room for them. They come back once one has."""
+"""Replicas that the others go on without: no node has room for them. They come back once one has, unless they cannot
+meet the others there."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
 from headrace.runtime.placing import NoRoom, room_within
 from headrace.runtime.together import together
@@ -21,6 +22,8 @@ class AbsentReplicas:
         self._make = make
         self._is_whole = is_whole
         self._why: dict[int, str] = {}
+        self._refused: set[int] = set()
+        """Those of them that do not come back."""
         self._made: set[int] = set()
         """Those of them that were made anew meanwhile, and take part in nothing yet."""
 
@@ -29,12 +32,24 @@ class AbsentReplicas:
 
     @property
     def why(self) -> Mapping[int, str]:
-        """What there is no room for, by replica."""
+        """The reason of each."""
         return self._why
+
+    @property
+    def wanted(self) -> Sequence[int]:
+        """Those that may come back."""
+        return [replica for replica in self._why if replica not in self._refused]
+
+    def refuse(self, replicas: Iterable[int], why: str) -> None:
+        """The others have to go on without these, which are made, until all are made anew."""
+        for replica in replicas:
+            self._why[replica] = why
+            self._refused.add(replica)
 
     def forget(self) -> None:
         """All are made anew."""
         self._why.clear()
+        self._refused.clear()
         self._made.clear()
 
     async def renew(self, replicas: Collection[int]) -> list[int]:
@@ -53,7 +68,7 @@ class AbsentReplicas:
     async def make_again(self) -> None:
         """One of them, which takes part once it is renewed. Raises WorkerLost where that cannot be."""
         failed: WorkerLost | None = None
-        for replica in self._why:
+        for replica in self.wanted:
             try:
                 with room_within(_SOON_S):
                     await self._make(replica)

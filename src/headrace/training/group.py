@@ -57,6 +57,8 @@ class TrainerGroup:
         """Where each row of the batch is, while ranks hold it: the part of the data, and its place there."""
         self._lengths: list[int] = []
         """Of the same rows, in tokens."""
+        self._left_from = 0
+        """The rank whose versions receivers find, as they have been told."""
         self._relays: Relays | None = None
         self._moved: Callable[[], Awaitable[None]] | None = None
         self._steps = self._settled = 0
@@ -103,9 +105,14 @@ class TrainerGroup:
 
     @property
     def absent(self) -> Mapping[str, str]:
-        """Workers of replicas that the others go on without, each with what it lacks."""
+        """Workers of replicas that the others go on without, each with the reason."""
         ranks = self._ranks
         return ranks.absent_workers if isinstance(ranks, RankWorkers) else {}
+
+    @property
+    def may_come_back(self) -> bool:
+        """Whether some of them are taken in again, once they are made."""
+        return isinstance(self._ranks, RankWorkers) and bool(self._ranks.absent.wanted)
 
     async def make_again(self) -> None:
         """A replica that is absent, once there is room for it: `heal` takes it in. Raises WorkerLost."""
@@ -119,7 +126,8 @@ class TrainerGroup:
         again take part from now on. Receivers of weights follow. Returns the names of the workers whose refs are gone.
         Raises WorkerLost."""
         whole, steps = self._with_state, self._steps if stepped else self._settled
-        first = self._ranks.present[0]
+        if not whole:
+            await self._all("reaches", what="the steps that it made")  # raises the loss of one that had the state
         await self.discard()
         ranks = [rank for replica in whole for rank in self._layout.members(replica)]
         await self._ranks.each("recall", dict.fromkeys(ranks, (steps,)), what="what the batch began with")
@@ -132,7 +140,7 @@ class TrainerGroup:
         await (self._ranks.renew(broken) if without else self._ranks.restart(broken))
         gives = self._ranks.present.index(whole[0])
         await self._all("heal", gives, steps, what="the state of another replica")
-        if self._ranks.present[0] != first or first in broken:
+        if self._ranks.present[0] in broken or self._left_from != self._first[0]:
             await self._leaves_elsewhere()
         self._unhealed.clear()
         return self._ranks.names_of(broken)
@@ -142,7 +150,9 @@ class TrainerGroup:
         return [replica for replica in self._ranks.whole if replica not in self._unhealed]
 
     async def _leaves_elsewhere(self) -> None:
+        first = self._first[0]
         self._receiver = await self._call("plane", what="where its weights are")
+        self._left_from = first
         if self._moved is not None:
             await self._moved()
 

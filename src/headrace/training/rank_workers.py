@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
@@ -26,11 +27,15 @@ from headrace.training.stuck_ranks import who_hangs
 from headrace.weights.addresses import LOOPBACK
 from headrace.weights.plane import WeightError
 
+logger = logging.getLogger(__name__)
+
 _LOST_S = 20.0
 """In which it is known which rank it was that others do not hear of: a cluster tells of a lost node within 15."""
 
 BESIDE_ITS_LANE = frozenset(("send", "write_state", "write_reference"))
 """Methods of a rank that wait for another lane's work: its own may compute meanwhile, or rest."""
+_MEETING = frozenset(("meet", "pair"))
+"""In which replicas find each other: who fails has no pass that another waits in."""
 _ALL = "all"
 
 _ERRORS: dict[str, type[Exception]] = {
@@ -73,9 +78,9 @@ class Ranks(Protocol):
 
 
 def who_saves(ranks: Ranks) -> Sequence[int]:
-    """The ranks of the first replica that is whole. Where none is, those of the first one, whose loss is raised then: a
-    checkpoint that nobody writes would pass for one."""
-    return ranks.layout.members((*ranks.whole, 0)[0])
+    """The ranks of the first replica that is whole. Where none is, those of the first one that takes part, whose loss
+    is raised then: a checkpoint that nobody writes would pass for one."""
+    return ranks.layout.members((*ranks.whole, *ranks.present)[0])
 
 
 def ranks_of(ranks: Ranks) -> Sequence[int]:
@@ -240,11 +245,25 @@ class RankWorkers:
         return self.names_of(those)
 
     async def renew(self, replicas: Collection[int]) -> Sequence[int]:
-        """As `restart`, beside others that are left, which go on without those for which no node has room: these are
-        absent. Returns the replicas that are new. Raises WorkerLost."""
+        """As `restart`, beside others that are left, which go on without those for which no node has room, and without
+        those that do not meet them where they are now: these are absent. Returns the replicas that are new. Raises
+        WorkerLost."""
         those = await self.absent.renew(replicas)
-        await self._joined(those)
+        try:
+            await self._joined(those)
+        except (WorkerError, WaitTimeout, ConfigError, OSError) as error:
+            if not those:
+                raise
+            logger.warning("%s cannot meet the other ranks: %s", ", ".join(self.names_of(those)), error)
+            await self._leave_out(those, f"it cannot meet the others: {error}")
+            await self._joined(())
+            return ()
         return those
+
+    async def _leave_out(self, replicas: Sequence[int], why: str) -> None:
+        self.absent.refuse(replicas, why)
+        for rank in (rank for each in replicas for rank in self.layout.members(each)):
+            await self._workers.kill(rank, why)
 
     async def _make(self, replica: int) -> None:
         """Its ranks anew. Raises WorkerLost."""
@@ -336,7 +355,8 @@ class RankWorkers:
                     return await self._cause(
                         WorkerLost(other, reason, worker=self._workers.handles[other].worker), method
                     )
-            await self._end_for(rank, error.type)
+            if method not in _MEETING:
+                await self._end_for(rank, error.type)
             raise
 
     async def _cause(self, lost: WorkerLost, method: str) -> WorkerLost:

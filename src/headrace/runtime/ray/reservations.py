@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -150,12 +151,12 @@ class Reservations:
         bundle = next(each for each in team.bundles if worker in each.workers)
         clock, waits = services.clock, False
         seconds = self._room_s if worker in self._had_room else min(self._room_s, _ADDED_S)
-        seconds = min(seconds, longest_for_room())
+        seconds, moves = min(seconds, longest_for_room()), math.isinf(longest_for_room())
         end = clock.now() + seconds
         while (reserved := await services.compute(LANE, self._kept, worker, bundle, team)) is None:
             try:
                 async with self._turn:
-                    reserved = await services.compute(ROOM_LANE, self._of, bundle, team, clock.now)
+                    reserved = await services.compute(ROOM_LANE, self._of, bundle, team, clock.now, moves)
                 break
             except NoRoom as none:
                 if clock.now() >= end:
@@ -207,8 +208,9 @@ class Reservations:
             return None
         return next(each for each in found if each.bundle == bundle)
 
-    def _of(self, bundle: Bundle, team: Team, now: Callable[[], float]) -> _Reserved:
-        """On a node that lives, with all that have to be on its machine. Raises NoRoom."""
+    def _of(self, bundle: Bundle, team: Team, now: Callable[[], float], moves: bool) -> _Reserved:
+        """On a node that lives, with all that have to be on its machine. `moves`: whether those of them that have a
+        place may lose it for that. Raises NoRoom."""
         joint, living = self._joint(bundle, team), nodes.living()
         for each in joint:
             if (reserved := self._reserved.get(each.workers)) is not None and reserved.node not in living:
@@ -216,7 +218,7 @@ class Reservations:
         self._unfit = {key: each for key, each in self._unfit.items() if each.until > now()}
         while not all(each.workers in self._reserved for each in joint):
             try:
-                self._take(self._alone(bundle, team, now) if len(joint) == 1 else self._on_one(joint, team, now))
+                self._take(self._alone(bundle, team, now) if len(joint) == 1 else self._on_one(joint, team, now, moves))
             except _NotGiven as none:
                 self._unfit[none.node, _kinds(joint)] = _Unfit(str(none), now() + _UNFIT_S)
             except NoRoom as none:
@@ -234,8 +236,9 @@ class Reservations:
             if self._machine(found[0].node, [bundle], now) is not None:
                 return found
 
-    def _on_one(self, joint: Sequence[Bundle], team: Team, now: Callable[[], float]) -> list[Placed]:
-        """Those without a place, on the machine of those that have one; or all of them, on another. Raises NoRoom."""
+    def _on_one(self, joint: Sequence[Bundle], team: Team, now: Callable[[], float], moves: bool) -> list[Placed]:
+        """Those without a place, on the machine of those that have one; or, if it `moves`, all of them on another.
+        Raises NoRoom."""
         fit = self._fit(joint)
         kept = [self._reserved[each.workers].node for each in joint if each.workers in self._reserved]
         machines: dict[str, list[Node]] = {}
@@ -248,7 +251,7 @@ class Reservations:
             there = machines.setdefault(machine, [])
             there.append(node)
             wanted = self._without_place(joint, there)
-            if any(each.workers in self._reserved and self._has_others(each) for each in wanted):
+            if any(each.workers in self._reserved and (not moves or self._has_others(each)) for each in wanted):
                 continue  # they live, and are not made anew
             with suppress(NoRoom):
                 return placed([Team(wanted, team.spread)], there, self._teams.device)
