@@ -13,7 +13,7 @@ from reward_servers_running import NotedClock, opened, serving
 from headrace.config.reward import RemoteRewardConfig
 from headrace.experience.failures import FailureKind
 from headrace.rewards.outcome import RewardOutcome
-from headrace.rewards.reward_servers import RequestRefused, RewardServers
+from headrace.rewards.reward_servers import RequestRefused, RewardServer, RewardServers
 from headrace.runtime.inline import SystemClock
 
 
@@ -81,6 +81,30 @@ def test_where_all_rest_the_first_whose_rest_ends_is_asked_and_rather_one_that_w
     assert servers.choose(0.2) is a
     assert servers.choose(0.2, tried={a}) is b
     assert servers.choose(0.2, without={a, b}) is None
+
+
+def test_one_that_is_well_and_busy_is_asked_before_one_that_was_tried_and_whose_rest_is_over() -> None:
+    servers = RewardServers(["a", "b"], 0.5)
+    ask(servers, 0.0, fails=True)
+    a, b = servers.all
+    b.asked = 1
+    assert servers.choose(31.0, (), {a}) is b
+    assert servers.choose(31.0) is a, "that of the next sample"
+
+
+def test_of_four_of_which_three_hang_all_are_asked() -> None:
+    servers = RewardServers(["a", "b", "c", "d"], 0.5)
+    servers.all[-1].asked = 1
+    now = 0.0
+    tried: list[RewardServer] = []
+    for _ in servers.all:
+        server = servers.choose(now, (), tried)
+        assert server is not None
+        tried.append(server)
+        now += 30.0
+        with pytest.raises(Down), servers.asked(server, lambda: now):  # noqa: B023
+            raise Down
+    assert tried == [*servers.all]
 
 
 def test_who_was_cancelled_says_nothing_of_a_server() -> None:

@@ -44,12 +44,12 @@ class RewardServers:
     def choose(
         self, now: float, without: Container[RewardServer] = (), tried: Container[RewardServer] = ()
     ) -> RewardServer | None:
-        """Whom to ask, other than those `without`; None if there is nobody. Where none is well, somebody who is not
-        among those `tried`, if there is one. `now`: seconds."""
+        """Whom to ask, other than those `without`; None if there is nobody. Of those that are well, somebody who is not
+        among those `tried`, if there is one, however busy; where none is well, the same of all. `now`: seconds."""
         there = [server for server in self.all if server not in without]
         well = [server for server in there if self.is_well(server, now)]
         if well:
-            return min(well, key=lambda server: (server.asked, server.last, server.place))
+            return min(well, key=lambda server: (server in tried, server.asked, server.last, server.place))
         return min(there, key=lambda server: (server in tried, server.rests_until, server.place), default=None)
 
     def is_well(self, server: RewardServer, now: float) -> bool:
