@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -371,13 +372,13 @@ INSTALLED = {
             "serve/fault_tolerance",
         ),
     ),
-    "sglang": (".venv-sglang", "sglang/srt/entrypoints", ("",)),
+    "sglang": (".venv-sglang", "sglang/srt", ("entrypoints",)),
 }
 GUARDED = {"vllm": ("/v1", "/v2", "/inference", "/cohere"), "sglang": ()}
 """How routes begin that ask for the server's key."""
 ROUTES = {
     "vllm": r'(?:router\.(?:post|get)|add_api_route)\(\s*"(/[^"]+)"',
-    "sglang": r'@app\.\w+\("(/[^"]+)"[^)]*\)\s*@auth_level\(AuthLevel\.ADMIN_OPTIONAL\)',
+    "sglang": r'@(?:app|router)\.\w+\("(/[^"]+)"[^)]*\)\s*@auth_level\(AuthLevel\.ADMIN_OPTIONAL\)',
 }
 
 
@@ -404,7 +405,7 @@ ROUTES = {
                 "temperature 1, finds gross faults alone",
                 "an attached one that overlaps steps recomputes what is in flight, in mode keep as well; one that is "
                 "launched for mode keep does not overlap them",
-                "attached: whoever reaches SGLang can do this, where it was started without --api-key or "
+                "attached: whoever reaches SGLang can do this, where it was started with neither --api-key nor "
                 "--admin-api-key; keep its port to this run",
             ),
             ("exchange its weights: /update_weights_from_disk, /update_weights_from_tensor,", "caches: /flush_cache"),
@@ -419,6 +420,20 @@ def test_check_says_what_a_server_does_not_keep_and_what_it_opens(
     opened = said[len(words) :]
     assert all(any(each in line for line in opened) for each in routes)
     assert opened[-1].startswith("sample: ")
+
+
+def test_check_says_what_of_an_sglang_its_admin_key_does_not_close(tmp_path: Path) -> None:
+    said = attached(tmp_path, "sglang")
+    begins = said.index(
+        "attached: whoever reaches SGLang can do this, and all that is not named here, where it was started without "
+        "--api-key, whatever --admin-api-key it has, which /server_info tells; keep its port to this run"
+    )
+    assert said[begins + 1 :] == [
+        "read of it: /server_info, /get_server_info, /model_info, /get_model_info",
+        "open and close its sessions: /open_session, /close_session",
+        "sample: /generate",
+    ]
+    assert not any("/generate," in line or "/server_info," in line for line in said[:begins])
 
 
 @pytest.mark.parametrize(
@@ -455,15 +470,30 @@ def test_check_says_how_much_less_the_swap_check_finds_where_routers_choose_in_b
     assert not is_said("dense", "qwen3_wide", model__dtype="bfloat16")
 
 
-@pytest.mark.parametrize("kind", INSTALLED)
-def test_all_routes_by_which_the_installed_server_is_changed_are_named(tmp_path: Path, kind: str) -> None:
+def installed_routes(kind: str) -> set[str]:
+    """By which the server can be changed, as its source has them."""
     environment, package, rooms = INSTALLED[kind]
     folder = next((Path(__file__).parents[2] / environment).glob(f"lib/python3*/site-packages/{package}"), None)
     if folder is None:
         pytest.skip(f"make {kind}-env makes its environment")
-    files = [file for room in rooms for file in folder.glob(f"{room}/*.py" if room else "http_server.py")]
+    files = [file for room in rooms for file in folder.glob(f"{room}/*.py")]
     there = {route for file in files for route in re.findall(ROUTES[kind], file.read_text())}
-    named = {route for line in attached(tmp_path, kind) for route in re.findall(r"(/[a-z_][^ ,;)]*)", line)}
     assert len(there) > 15
-    there = {route for route in there if not route.startswith(GUARDED[kind])}
+    return {route for route in there if not route.startswith(GUARDED[kind])}
+
+
+def named_routes(lines: Iterable[str]) -> set[str]:
+    return {route for line in lines for route in re.findall(r"(/[a-z_][^ ,;)]*)", line)}
+
+
+@pytest.mark.parametrize("kind", INSTALLED)
+def test_all_routes_by_which_the_installed_server_is_changed_are_named(tmp_path: Path, kind: str) -> None:
+    there, named = installed_routes(kind), named_routes(attached(tmp_path, kind))
     assert there <= named, there - named
+
+
+def test_the_admin_key_of_the_installed_sglang_closes_what_check_says(tmp_path: Path) -> None:
+    """At a route that is not marked it asks for its --api-key alone."""
+    said = attached(tmp_path, "sglang")
+    closed, opened = (place for place, line in enumerate(said) if line.startswith("attached: "))
+    assert named_routes(said[closed:opened]) == installed_routes("sglang")

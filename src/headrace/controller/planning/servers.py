@@ -27,105 +27,109 @@ _KEPT_BY = {
         "for mode keep does not overlap them",
     ),
 }
-_OPENS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+_OPENS: Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "vllm": {
-        "pause it and end what is asked of it": (
-            "/pause",
-            "/resume",
-            "/abort_requests",
-            "/sleep",
-            "/wake_up",
-            "/release_kv_cache_memory",
-        ),
-        "exchange its weights": (
-            "/init_weight_transfer_engine",
-            "/shutdown_weight_transfer_engine",
-            "/start_weight_update",
-            "/start_draft_weight_update",
-            "/update_weights",
-            "/finish_weight_update",
-            "/update_weight_version",
-        ),
-        "have its workers call what they have": ("/collective_rpc",),
-        "empty its caches": ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"),
-        "change how it works": ("/scale_elastic_ep", "/fault_tolerance/apply"),
-        "read of it": (
-            "/tokenizer_info",
-            "/fault_tolerance/status",
-            "/server_info",
-            "/weight_info",
-            "/weight_checker",
-            "/get_world_size",
-            "/is_paused",
-            "/is_sleeping",
-            "/is_scaling_elastic_ep",
-        ),
-        "sample": ("/invocations", "/generative_scoring", "/tokenize", "/detokenize"),
+        "vLLM can do this, whatever key it has (--api-key is asked for below /v1, /v2, /inference and /cohere alone)": {
+            "pause it and end what is asked of it": (
+                "/pause",
+                "/resume",
+                "/abort_requests",
+                "/sleep",
+                "/wake_up",
+                "/release_kv_cache_memory",
+            ),
+            "exchange its weights": (
+                "/init_weight_transfer_engine",
+                "/shutdown_weight_transfer_engine",
+                "/start_weight_update",
+                "/start_draft_weight_update",
+                "/update_weights",
+                "/finish_weight_update",
+                "/update_weight_version",
+            ),
+            "have its workers call what they have": ("/collective_rpc",),
+            "empty its caches": ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"),
+            "change how it works": ("/scale_elastic_ep", "/fault_tolerance/apply"),
+            "read of it": (
+                "/tokenizer_info",
+                "/fault_tolerance/status",
+                "/server_info",
+                "/weight_info",
+                "/weight_checker",
+                "/get_world_size",
+                "/is_paused",
+                "/is_sleeping",
+                "/is_scaling_elastic_ep",
+            ),
+            "sample": ("/invocations", "/generative_scoring", "/tokenize", "/detokenize"),
+        },
     },
     "sglang": {
-        "pause it and end what is asked of it": (
-            "/pause_generation",
-            "/continue_generation",
-            "/abort_request",
-            "/slow_down",
-            "/release_memory_occupation",
-            "/resume_memory_occupation",
-        ),
-        "exchange its weights": (
-            "/update_weights_from_disk",
-            "/update_weights_from_tensor",
-            "/update_weights_from_distributed",
-            "/update_weights_from_ipc",
-            "/begin_weight_update",
-            "/end_weight_update",
-            "/init_weights_update_group",
-            "/destroy_weights_update_group",
-            "/update_weight_version",
-            "/load_lora_adapter",
-            "/load_lora_adapter_from_tensors",
-            "/unload_lora_adapter",
-        ),
-        "have its weights sent": (
-            "/get_weights_by_name",
-            "/init_weights_send_group_for_remote_instance",
-            "/send_weights_to_remote_instance",
-            "/remote_instance_transfer_engine_info",
-            "/get_remote_instance_transfer_engine_info",
-        ),
-        "change how it works": (
-            "/set_internal_state",
-            "/pd_role_switch",
-            "/freeze_gc",
-            "/hicache/storage-backend",
-            "/add_external_corpus",
-            "/remove_external_corpus",
-        ),
-        "have it write files": (
-            "/configure_logging",
-            "/set_trace_level",
-            "/dumper/{method}",
-            "/start_profile",
-            "/stop_profile",
-            "/start_expert_distribution_record",
-            "/stop_expert_distribution_record",
-            "/dump_expert_distribution_record",
-        ),
-        "empty its caches": ("/flush_cache", "/hicache/storage-backend/clear"),
-        "read of it": ("/server_info", "/model_info", "/weights_checker", "/list_external_corpora"),
-        "sample": ("/generate",),
+        "SGLang can do this, where it was started with neither --api-key nor --admin-api-key": {
+            "pause it and end what is asked of it": (
+                "/pause_generation",
+                "/continue_generation",
+                "/abort_request",
+                "/slow_down",
+                "/release_memory_occupation",
+                "/resume_memory_occupation",
+            ),
+            "exchange its weights": (
+                "/update_weights_from_disk",
+                "/update_weights_from_tensor",
+                "/update_weights_from_distributed",
+                "/update_weights_from_ipc",
+                "/begin_weight_update",
+                "/end_weight_update",
+                "/init_weights_update_group",
+                "/destroy_weights_update_group",
+                "/update_weight_version",
+                "/load_lora_adapter",
+                "/load_lora_adapter_from_tensors",
+                "/unload_lora_adapter",
+            ),
+            "have its weights sent": (
+                "/get_weights_by_name",
+                "/init_weights_send_group_for_remote_instance",
+                "/send_weights_to_remote_instance",
+                "/remote_instance_transfer_engine_info",
+                "/get_remote_instance_transfer_engine_info",
+            ),
+            "change how it works": (
+                "/set_internal_state",
+                "/scale_elastic_ep",
+                "/pd_role_switch",
+                "/freeze_gc",
+                "/hicache/storage-backend",
+                "/add_external_corpus",
+                "/remove_external_corpus",
+            ),
+            "have it write files": (
+                "/configure_logging",
+                "/set_trace_level",
+                "/dumper/{method}",
+                "/start_profile",
+                "/stop_profile",
+                "/start_expert_distribution_record",
+                "/stop_expert_distribution_record",
+                "/dump_expert_distribution_record",
+            ),
+            "empty its caches": ("/flush_cache", "/hicache/storage-backend/clear"),
+            "read of it": ("/weights_checker", "/list_external_corpora", "/is_scaling_elastic_ep"),
+        },
+        "SGLang can do this, and all that is not named here, where it was started without --api-key, whatever "
+        "--admin-api-key it has, which /server_info tells": {
+            "read of it": ("/server_info", "/get_server_info", "/model_info", "/get_model_info"),
+            "open and close its sessions": ("/open_session", "/close_session"),
+            "sample": ("/generate",),
+        },
     },
 }
-"""Routes, of the versions that are tried, by what whoever reaches them can do."""
+"""Routes, of the versions that are tried, by who reaches them, and by what such can do."""
 _WHOLE = ("auto", "float32", "float16", "bfloat16", "bf16")
 """Types of a KV cache that hold what the model computes in, or a rounding of the same size."""
 _DRAFTS = ("speculative_", "spec_")
 """How the names of options begin by which a server decodes speculatively."""
-_NAMED = {
-    "vllm": (
-        "vLLM can do this, whatever key it has (--api-key is asked for below /v1, /v2, /inference and /cohere alone)"
-    ),
-    "sglang": "SGLang can do this, where it was started without --api-key or --admin-api-key",
-}
 
 
 def describe_servers(plan: Plan) -> list[str]:
@@ -144,8 +148,9 @@ def describe_servers(plan: Plan) -> list[str]:
     ]
     attached = dict.fromkeys(section.kind for section in engine.sections if section.urls)
     for kind in attached:
-        lines.append(f"attached: whoever reaches {_NAMED[kind]}; keep its port to this run")
-        lines += [f"  {what}: {', '.join(routes)}" for what, routes in _OPENS[kind].items()]
+        for who, opened in _OPENS[kind].items():
+            lines.append(f"attached: whoever reaches {who}; keep its port to this run")
+            lines += [f"  {what}: {', '.join(routes)}" for what, routes in opened.items()]
     if plan.config.sends_weights and plan.config.servers_beyond:
         lines.append(
             f"weights leave {plan.config.weights.host} by gloo, unencrypted, and whoever reaches its ports "
