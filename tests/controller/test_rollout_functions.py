@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -28,6 +29,18 @@ from headrace.store.partials import Partials
 
 ETA = 2
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_job" / "partial_rollout.py"
+EVALUATED = """
+import asyncio
+
+async def play(buffer, batch, evaluation):
+    buffer.metadata["calls"] = buffer.metadata.get("calls", 0) + 1
+    await buffer.save()
+    data = []
+    while groups := await buffer.get(64):
+        await asyncio.gather(*(sample.generate() for group in groups for sample in group))
+        data += groups
+    return data
+"""
 FUNCTION = f"rollout.function={EXAMPLE}:generate_rollout"
 
 
@@ -86,7 +99,8 @@ def swapped(groups: dict[GroupKey, Group]) -> list[GroupKey]:
 @pytest.mark.parametrize("workers", [1, 0], ids=["in a worker", "in the run's process"])
 def test_a_run_trains_through_it_and_evaluates(tmp_path: Path, workers: int) -> None:
     job, folder = job_of(tmp_path / "job"), tmp_path / "run"
-    evaluated = f"evaluation.function={EXAMPLE}:generate_rollout"
+    (tmp_path / "evaluated.py").write_text(EVALUATED)
+    evaluated = f"evaluation.function={tmp_path}/evaluated.py:play"
     assert main(["train", str(job), FUNCTION, evaluated, f"rollout.workers={workers}", "--dir", str(folder)]) == 0
     kinds = check(folder)
     assert not any(kinds[each] for each in ("worker_lost", "failed_sample", "filter_failed"))
@@ -95,6 +109,8 @@ def test_a_run_trains_through_it_and_evaluates(tmp_path: Path, workers: int) -> 
     with RunReader(folder) as reader:
         assert [row.number for row in reader.metrics.read("eval")] == [0, 8]
         assert all(not row.record["failed"] for row in reader.metrics.read("eval"))
+    notes = json.loads(Partials(folder / "partial").read_notes("eval") or "{}")
+    assert notes["calls"] >= 2, "one for each evaluation"
 
 
 def ended_with_partials(job: Path, folder: Path, how: signal.Signals, *more: str) -> dict[GroupKey, Group]:

@@ -23,7 +23,7 @@ from headrace.experience.sample import Group, GroupKey, SampleStatus
 from headrace.rewards.outcome import RewardOutcome
 from headrace.rollout.episode_scoring import EpisodeScoring
 from headrace.rollout.filters import not_taken
-from headrace.rollout.kept_partials import KeptPartials
+from headrace.rollout.kept_partials import KeptNotes, KeptPartials
 from headrace.rollout.rollout_function import FunctionRunner, FunctionSettings, load_rollout_function
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
@@ -95,8 +95,9 @@ class Playing:
             return_experts=values.pop("return_experts", False),
             stop=values.pop("stop", ()),
         )
-        kept = None
+        kept, notes = None, None
         if folder is not None:
+            notes = KeptNotes(Partials(folder), self.runtime)
             kept = KeptPartials(Partials(folder), self.runtime, masks=values["masks_continued"])
         self.runner = FunctionRunner(
             function,
@@ -105,6 +106,7 @@ class Playing:
             EpisodeScoring(policy, rewards or PaperRewards()),
             buffer_filter=buffer_filter,
             partials=kept,
+            notes=notes,
         )
 
     def group(self, position: int = 0, deadline: int | None = None, issue: int = 0) -> asyncio.Task[Group]:
@@ -905,15 +907,15 @@ def test_what_is_due_when_it_was_keeps_its_tokens_on_newer_weights(tmp_path: Pat
 def test_what_was_saved_is_read_again_where_the_first_group_was_ended_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, readings = KeptPartials.read_notes, []
+    read, readings = KeptNotes.read, []
 
-    async def hangs_first(kept: KeptPartials) -> bytes | None:
+    async def hangs_first(kept: KeptNotes) -> bytes | None:
         readings.append(1)
         if len(readings) == 2:
             await asyncio.get_running_loop().create_future()
         return await read(kept)
 
-    monkeypatch.setattr(KeptPartials, "read_notes", hangs_first)
+    monkeypatch.setattr(KeptNotes, "read", hangs_first)
     found = []
 
     async def saves(buffer: Any, batch: int, evaluation: bool) -> Any:

@@ -30,6 +30,19 @@ def test_what_was_written_is_read_until_it_is_removed(tmp_path: Path) -> None:
     assert partials.read_notes() == b"{}"
 
 
+def test_notes_of_an_evaluation_are_by_set_and_beside_those_of_training(tmp_path: Path) -> None:
+    partials = Partials(tmp_path / "partial")
+    sets = ("eval", "gsm8k-hard", "Math_2", "../a")
+    partials.write_notes(b"{}")
+    for name in sets:
+        assert partials.read_notes(name) is None
+        partials.write_notes(name.encode(), name)
+    assert [partials.read_notes(name) for name in (None, *sets)] == [b"{}", *(name.encode() for name in sets)]
+    assert len(list((tmp_path / "partial").iterdir())) == 5, "none is elsewhere"
+    partials.keep([])
+    assert (partials.keys(), partials.read_notes("eval")) == ([], b"eval")
+
+
 def test_what_was_written_survives_a_power_cut() -> None:
     run = Path("/run")
     files = MemoryFiles()

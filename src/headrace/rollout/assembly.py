@@ -14,7 +14,7 @@ from headrace.rewards.reward_pool import Rewards
 from headrace.rollout.episode_scoring import EpisodeScoring
 from headrace.rollout.episodes import EpisodeRunner
 from headrace.rollout.evaluation import PromptRunner
-from headrace.rollout.kept_partials import KeptPartials
+from headrace.rollout.kept_partials import KeptNotes, KeptPartials
 from headrace.rollout.policy import PolicySettings
 from headrace.rollout.rollout_function import FunctionRunner, FunctionSettings, RolloutFunctions
 from headrace.rollout.workflow import Workflow
@@ -89,7 +89,8 @@ def episode_runner(
     partials: Partials | None = None,
 ) -> PromptRunner:
     """What plays training's groups, or those of the evaluation of a set: the function that is for it, or else the
-    workflow. `partials`: of the run; where a function plays, what it has begun is kept there."""
+    workflow. `partials`: of the run; where a function plays, its notes are kept there, and what it has begun of
+    training's."""
     reward = config.reward if held_out is None else held_out.reward
     samples = config.rollout.samples_per_prompt if held_out is None else held_out.samples
     function = functions.training if held_out is None else functions.evaluation
@@ -113,9 +114,11 @@ def episode_runner(
         timeout_s=config.rollout.episode_timeout_s,
         masks_continued=config.rollout.mask_continued and held_out is None,
     )
-    kept = None
-    if partials is not None and held_out is None and policy.services is not None:
-        kept = KeptPartials(partials, policy.services, masks=config.rollout.mask_continued)
+    kept, notes = None, None
+    if partials is not None and policy.services is not None:
+        notes = KeptNotes(partials, policy.services, None if held_out is None else held_out.name)
+        if held_out is None:
+            kept = KeptPartials(partials, policy.services, masks=config.rollout.mask_continued)
     return FunctionRunner(
         function,
         settings,
@@ -123,4 +126,5 @@ def episode_runner(
         EpisodeScoring(policy, rewards, rewards if reward.group else None),
         buffer_filter=functions.buffer_filter if held_out is None else None,
         partials=kept,
+        notes=notes,
     )

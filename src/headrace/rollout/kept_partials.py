@@ -1,4 +1,4 @@
-"""Where groups that a rollout function has begun outlive the process that plays them."""
+"""Where groups that a rollout function has begun, and what it notes, outlive the process that plays them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,22 @@ from headrace.store.partials import Partials
 _LANE = "partial rollouts"
 
 logger = logging.getLogger(__name__)
+
+
+class KeptNotes:
+    def __init__(self, files: Partials, services: Services, held_out: str | None = None) -> None:
+        """Of training, or of the evaluation of the set of that name."""
+        self._files = files
+        self._services = services
+        self._held_out = held_out
+
+    async def write(self, data: bytes) -> None:
+        """In the place of those that were there; durable once this returns. Raises DiskFull, StoreError."""
+        await self._services.compute(_LANE, self._files.write_notes, data, self._held_out)
+
+    async def read(self) -> bytes | None:
+        """None if there are none."""
+        return await self._services.compute(_LANE, self._files.read_notes, self._held_out)
 
 
 class KeptPartials:
@@ -33,14 +49,6 @@ class KeptPartials:
             self._files.write(held.key, encode_partial(held))
         except Exception as error:  # also what a function left in its samples
             logger.warning("group %s begins again: %s", held.key, error)
-
-    async def write_notes(self, data: bytes) -> None:
-        """In the place of those that were there; durable once this returns. Raises DiskFull, StoreError."""
-        await self._services.compute(_LANE, self._files.write_notes, data)
-
-    async def read_notes(self) -> bytes | None:
-        """None if there are none."""
-        return await self._services.compute(_LANE, self._files.read_notes)
 
     async def restore(self, held: HeldGroup, *, floor: int) -> None:
         """Have a new group go on from what was kept of it under an earlier issue. Tokens of versions before `floor`,

@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.experience.records.codec import check_metadata
 from headrace.rollout.held_group import HeldGroup, Whereabouts
-from headrace.rollout.kept_partials import KeptPartials
+from headrace.rollout.kept_partials import KeptNotes
 from headrace.rollout.rollout_sample import RolloutSample, end_all
 from headrace.runtime.protocol import Clock
 
@@ -39,7 +39,7 @@ class RolloutBuffer:
         drop: Finish,
         keep: Keep,
         taken: Callable[[HeldGroup], None],
-        notes: KeptPartials | None = None,
+        notes: KeptNotes | None = None,
     ) -> None:
         """`finish` and `drop` are given groups that the function added, or dropped; `taken` one that `get` gives.
         `notes`: where `metadata` is kept."""
@@ -106,7 +106,7 @@ class RolloutBuffer:
         does at once.)"""
         check_metadata(self.metadata)
         if self._notes is not None:
-            await self._notes.write_notes(json.dumps(self.metadata).encode())
+            await self._notes.write(json.dumps(self.metadata).encode())
         for held in self.live():
             if held.has_begun and held.is_live:
                 await self._keep(held)
@@ -114,7 +114,7 @@ class RolloutBuffer:
     async def load(self) -> None:
         """Have `metadata` be what `save` kept, in this process or an earlier one; nothing changes where it kept none.
         Done once before the first call."""
-        data = None if self._notes is None else await self._notes.read_notes()
+        data = None if self._notes is None else await self._notes.read()
         if data is not None:
             found = json.loads(data)
             check_metadata(found)

@@ -31,7 +31,7 @@ from headrace.rollout.episode_scoring import (
 )
 from headrace.rollout.filters import DROPPED_AS
 from headrace.rollout.held_group import HeldGroup, Whereabouts
-from headrace.rollout.kept_partials import KeptPartials
+from headrace.rollout.kept_partials import KeptNotes, KeptPartials
 from headrace.rollout.policy import Policy, PolicySettings
 from headrace.rollout.rollout_buffer import RolloutBuffer
 from headrace.rollout.rollout_sample import RolloutSample, end_all, given
@@ -84,9 +84,10 @@ class FunctionRunner:
         *,
         buffer_filter: BufferFilter | None = None,
         partials: KeptPartials | None = None,
+        notes: KeptNotes | None = None,
     ) -> None:
-        """`partials`: where groups that were begun are kept, until the flow has what came of them; nowhere unless
-        given."""
+        """`partials`: where groups that were begun are kept, until the flow has what came of them; `notes`: where the
+        buffer's metadata is. Nowhere unless given."""
         self._function = function
         self._settings = settings
         self._policy = policy
@@ -104,7 +105,7 @@ class FunctionRunner:
             drop=self._give_up,
             keep=self._keep,
             taken=self._taken,
-            notes=partials,
+            notes=notes,
         )
 
     async def run_group(

@@ -1,5 +1,5 @@
 """Groups that a rollout function has begun and not finished, as files of a run: a file for each, and one for what the
-function notes. Sees bytes.
+function notes; of one for evaluation a file of notes for each held-out set. Sees bytes.
 
 What `write` and `write_notes` were given survives a power cut once they return; a file is whole, or not there.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 from pathlib import Path
+from urllib.parse import quote
 
 from headrace.store.errors import write_failed
 from headrace.store.media.files import LOCAL, Files, write_whole
@@ -16,7 +17,6 @@ from headrace.store.segment import AttemptKey
 
 PARTIALS_NAME = "partial"
 """The folder, within the run's."""
-_NOTES = "metadata.json"
 _NAME = re.compile(r"(\d+)-(\d+)-(\d+)\.group")
 
 
@@ -51,13 +51,16 @@ class Partials:
             if key not in keys:
                 self.remove(key)
 
-    def read_notes(self) -> bytes | None:
-        """None if there are none."""
-        return self._read(self._folder / _NOTES)
+    def read_notes(self, held_out: str | None = None) -> bytes | None:
+        """Of training, or of the evaluation of the set of that name; None if there are none."""
+        return self._read(self._notes(held_out))
 
-    def write_notes(self, data: bytes) -> None:
+    def write_notes(self, data: bytes, held_out: str | None = None) -> None:
         """In the place of those that were there. Raises DiskFull, StoreError."""
-        self._write(self._folder / _NOTES, data)
+        self._write(self._notes(held_out), data)
+
+    def _notes(self, held_out: str | None) -> Path:
+        return self._folder / ("metadata.json" if held_out is None else f"metadata-{quote(held_out, safe='')}.json")
 
     def _path(self, key: AttemptKey) -> Path:
         epoch, position, attempt = key

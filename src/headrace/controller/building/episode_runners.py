@@ -49,14 +49,17 @@ def evaluations(
     model_reward: ModelReward | None,
     ended: Ended | None = None,
     runner: Callable[[HeldOut], PromptRunner] | None = None,
+    partials: Partials | None = None,
 ) -> tuple[Evaluation, ...]:
     """Of each held-out set of the plan; `ended` is awaited with the answers to each prompt. `runner` of a set; it plays
-    in this process unless given."""
+    in this process unless given. `partials`: of the run, if there is one."""
     slots = 2 * plan.config.engine.max_concurrent_sequences
     return tuple(
         Evaluation(
             each,
-            episode_runner(plan, engines, services, rewards.of(each), each) if runner is None else runner(each),
+            episode_runner(plan, engines, services, rewards.of(each), each, partials)
+            if runner is None
+            else runner(each),
             plan.held_out[each.name],
             plan.codec().decode,
             services,

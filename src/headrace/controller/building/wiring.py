@@ -287,7 +287,7 @@ def _evaluator(
     return EvaluatorRole(
         context,
         engines,
-        evaluations(plan, engines, context.runtime, rewards, models.reward, base.answered, runner),
+        evaluations(plan, engines, context.runtime, rewards, models.reward, base.answered, runner, base.partials),
         base.recorder.evaluation,
         recorded=evaluated(store),
         count=plan.config.evaluation.engines,
