@@ -9,11 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Generator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -177,11 +179,50 @@ def test_two_agents_play_a_run_and_its_evaluations(outside: Outside) -> None:
     assert [list(data) for data in gateway] == [["tasks"]]
 
 
+def documented_worker(folder: Path) -> Path:
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+    worker = folder / "worker.py"
+    worker.write_text(page.split("```python\n# worker.py\n")[1].split("```")[0])
+    return worker
+
+
+def test_the_worker_of_the_documentation_ends_an_episode_whose_request_is_refused(tmp_path: Path) -> None:
+    told: list[tuple[str, Any]] = []
+
+    class Run(BaseHTTPRequestHandler):
+        """It has one task, whose requests it refuses."""
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            given = [path for path, _ in told].count("/tasks")
+            told.append((self.path, body))
+            url = f"http://127.0.0.1:{server.server_port}/v1"
+            task = {"id": "t", "base_url": url, "api_key": "k", "model": "m", "row": {"prompt": "p", "answer": "a"}}
+            answer: Any = {"/tasks": task, "/tasks/t/end": {}}.get(self.path, {"error": {"message": "no"}})
+            status = 400 if "error" in answer else 410 if self.path == "/tasks" and given else 200
+            data = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Run) as server:
+        threading.Thread(target=server.serve_forever).start()
+        tasks = f"http://127.0.0.1:{server.server_port}/tasks"
+        try:
+            subprocess.run([sys.executable, "-I", str(documented_worker(tmp_path)), tasks], check=True, timeout=60)
+        finally:
+            server.shutdown()
+    assert [path for path, _ in told] == ["/tasks", "/v1/chat/completions", "/tasks/t/end", "/tasks"]
+    assert told[2][1] == {"error": "HTTP Error 400: Bad Request"}
+
+
 @pytest.mark.slow
 def test_the_worker_of_the_documentation_plays(either: Outside) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
-    worker = either.folder / "worker.py"
-    worker.write_text(page.split("```python\n# worker.py\n")[1].split("```")[0])
+    worker = documented_worker(either.folder)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
