@@ -21,8 +21,9 @@ class StepResult:
 class Environment(Protocol):
     """One is made for each episode, without arguments. Both methods may be plain or `async`.
 
-    They run in the run's own process and event loop: one that waits for something must be `async`, and whatever can
-    hang for good belongs into a process of its own.
+    They run in a rollout worker, in the event loop that all its episodes share (with `rollout.workers: 0` in the run's
+    own process): one that waits for something must be `async`, and whatever can hang for good belongs into a process of
+    its own.
     """
 
     def reset(self, row: dict[str, Any]) -> Content | Awaitable[Content | None] | None:
