@@ -16,8 +16,14 @@ from headrace.experience.records.codec import decode_group
 from headrace.experience.sample import Sample
 from headrace.store import RunReader
 
-SETTINGS = {"async__swap": "keep", "record__journal": "all", "checkpoint__every": 1, "checkpoint__keep": 100}
-"""Each version's checkpoint is kept."""
+SETTINGS = {
+    "async__swap": "keep",
+    "record__journal": "all",
+    "checkpoint__every": 1,
+    "checkpoint__keep": 100,
+    "rollout__sampling__max_new_tokens": 48,
+}
+"""Each version's checkpoint is kept. Samples are long, so that swaps come in their midst also on a busy machine."""
 _GAP = 1e-4
 """Of a log-prob to that of the model which sampled the token, in float32."""
 _FEWEST = 5
