@@ -125,13 +125,18 @@ def keep_rights_when_becoming() -> None:
 
 def become(user: int, *, reads_all: bool) -> None:
     """From root to `user`, for good; with `reads_all` it and its children still read whatever root may read: then
-    `keep_rights_when_becoming` was called before, by this process or the one that it is a fork of."""
+    `keep_rights_when_becoming` was called before, by this process or the one that it is a fork of. Where root lacks
+    CAP_DAC_READ_SEARCH, as in many containers, they read what everybody may."""
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
     if reads_all:
-        _check(_libc().capset(_CAPABILITY_HEADER, _READS_ALL), "capset")
-        _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_READ_SEARCH)
+        try:
+            _check(_libc().capset(_CAPABILITY_HEADER, _READS_ALL), "capset")
+        except PermissionError:
+            keep_capabilities(())
+        else:
+            _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_READ_SEARCH)
 
 
 def keep_capabilities(numbers: Iterable[int]) -> None:
