@@ -1,4 +1,4 @@
-"""Agents that are programs: a process of their own, which reaches the API of its episode and nothing else."""
+"""Agents that are programs: a process of their own, which within walls reaches the API of its episode alone."""
 
 from __future__ import annotations
 
@@ -85,6 +85,8 @@ def has_walls() -> bool:
 
 
 walled = pytest.mark.skipif(not has_walls(), reason="no sandbox works here")
+limited = pytest.mark.skipif(sys.platform != "linux", reason="the limits are Linux's")
+roots = pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="root alone becomes another user")
 
 
 @pytest.mark.parametrize("sandbox", [pytest.param("auto", marks=walled), "none"])
@@ -232,18 +234,26 @@ def test_what_goes_wrong_is_said(code: str, words: str) -> None:
         play(inline(code, reward="stdout"))
 
 
-@walled
-def test_memory_and_processes_are_limited() -> None:
-    takes = """
+@pytest.mark.parametrize("sandbox", [pytest.param("auto", marks=walled), pytest.param("none", marks=limited)])
+@pytest.mark.parametrize("leaves", ["", "os.fork() and os._exit(0)"])
+def test_memory_is_limited(sandbox: Any, leaves: str) -> None:
+    """Of orphans, too."""
+    takes = f"""
         import time
-        for _ in range(3):
-            if os.fork() == 0:
-                held = bytearray(40 << 20)
-                break
+        if not os.fork():
+            {leaves}
+            for _ in range(3):
+                if os.fork() == 0:
+                    held = bytearray(40 << 20)
+                    break
         time.sleep(30)
     """
     with pytest.raises(AgentFailed, match=r"exit status 124: it took more than 96 MiB of memory \(rollout\.agent\.mem"):
-        play(inline(takes, memory_mib=96))
+        play(inline(takes, memory_mib=96, sandbox=sandbox))
+
+
+@pytest.mark.parametrize("sandbox", [pytest.param("auto", marks=walled), pytest.param("none", marks=roots)])
+def test_processes_are_limited(sandbox: Any) -> None:
     forks = """
         import time
         ask("x")
@@ -258,9 +268,27 @@ def test_memory_and_processes_are_limited() -> None:
             pass
         print(float(count))
     """
-    (only,), _ = play(inline(forks, processes=20, reward="stdout"))
+    (only,), _ = play(inline(forks, processes=20, reward="stdout", sandbox=sandbox))
     assert only.reward is not None
     assert 10 <= only.reward <= 20
+
+
+@roots
+def test_without_walls_each_episode_of_roots_has_a_user_and_a_folder_of_its_own() -> None:
+    code = """
+        ask("x")
+        mine = os.path.join(os.environ["HOME"], "mine")
+        open(mine, "w").write("it may write here")
+        others = [each.path for each in os.scandir(os.path.dirname(os.environ["HOME"]))]
+        assert others == [os.environ["HOME"]], others
+        assert oct(os.stat(os.environ["HOME"]).st_mode & 0o777) == "0o700"
+        assert open(sys.executable, "rb").read(1)
+        print(float(os.getuid()))
+    """
+    episodes = play_at_once(inline(code, reward="stdout", sandbox="none"), 2, AnswersTogether(2))
+    users = {only.reward for (only,) in episodes}
+    assert len(users) == 2
+    assert 0.0 not in users
 
 
 class AnswersTogether(ScriptedEngine):

@@ -11,26 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from another_user import USER, as_another
 
 from headrace.sandbox.commands import module_command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
 
-USER = 54321
-"""Nobody's here."""
-AS_USER = f"""
-import os, sys
-from headrace.sandbox import linux
-if os.geteuid() == 0:
-    linux.keep_rights_when_becoming()
-    linux.become({USER}, reads_all=True)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-"""A forwarder that is root's, and becomes a user only then, is out of its program's reach anyway."""
-
 
 def forwarded(code: str, tmp_path: Path) -> Any:
-    """What a program prints, as JSON, whose forwarder has its own user."""
+    """What a program prints, as JSON, whose forwarder has its own user. One that is root's, and becomes a user only
+    then, is out of its program's reach anyway."""
     spec = {
         "socket": str(tmp_path / "no.sock"),
         "variables": {"API": "/v1"},
@@ -39,8 +29,7 @@ def forwarded(code: str, tmp_path: Path) -> Any:
         "processes": 50,
     }
     line = module_command("forward", json.dumps(spec), sys.executable, "-c", textwrap.dedent(code), libraries=False)
-    line = [sys.executable, "-c", AS_USER, *line]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=30, check=False, cwd="/")
+    done = subprocess.run(as_another(line), capture_output=True, text=True, timeout=30, check=False, cwd="/")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -20,7 +20,7 @@ class AgentCommand(Section):
     """`functions`: the run's reward functions judge. `stdout`: the last line that it prints is the reward."""
     sandbox: SandboxTool = "auto"
     """What walls it off from the network, other processes, and files that it could write (see `reward.sandbox.tool`);
-    `none`: nothing does."""
+    `none`: nothing does, but `memory_mib` and `processes` hold all the same."""
     disk_mib: int = Field(default=256, ge=1)
     """Size of the folder that it may write, in memory; its HOME and TMPDIR."""
     memory_mib: int = Field(default=4096, ge=64)

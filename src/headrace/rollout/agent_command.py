@@ -1,4 +1,4 @@
-"""An agent that is a program: a process for each episode, which reaches nothing but its episode's API."""
+"""An agent that is a program: a process for each episode, which within walls reaches its episode's API alone."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from headrace.rewards.tools import find_walls
 from headrace.rollout.agent_episode import AgentEpisode
 from headrace.rollout.sessions import Session
 from headrace.runtime.protocol import Clock, WaitTimeout
+from headrace.sandbox import linux
 from headrace.sandbox.commands import module_command
 from headrace.sandbox.guardian import guarded
 from headrace.sandbox.users import own_users
@@ -67,7 +68,7 @@ class CommandAgent:
         """The reward, if the command tells it. Raises AgentFailed, and ConfigError for walls that do not stand."""
         walls = await self._found(clock)
         folder = str(session.folder() / "work")
-        os.mkdir(folder)
+        os.mkdir(folder, 0o700)
         with own_users(1) as (user,):
             command, variables = await self._line(walls, folder, session, user)
             environment = self._environment(folder, episode) | variables
@@ -84,28 +85,30 @@ class CommandAgent:
             walls = SandboxConfig(tool=own.sandbox, disk_mib=own.disk_mib, read=read)
             self._walls = await find_walls(walls, clock, own_function=True, key="rollout.agent.sandbox")
             if not self._walls.stand:
-                logger.warning(
-                    "rollout.agent runs without a sandbox: it has the machine's network, and files as the run's user"
-                )
+                logger.warning("rollout.agent runs without a sandbox: it has the machine's network and files")
         return self._walls
 
     async def _line(self, walls: Walls, folder: str, session: Session, user: int) -> tuple[list[str], dict[str, str]]:
         """The command line, and what says where the API is, unless that is known within alone. `user`: whom root
-        becomes, where there are walls."""
+        becomes."""
         command = list(self._config.command)
-        if not walls.stand:
-            root = session.base_url.removesuffix("/v1")
-            program = shutil.which(command[0]) or command[0]
-            variables = {name: root + behind for name, behind in _VARIABLES.items()}
-            return [os.path.abspath(program), *command[1:]], variables
-        path = await session.socket()
-        spec = {
-            "socket": path,
-            "variables": _VARIABLES,
+        spec: dict[str, Any] = {
             "user": user,
             "memory_bytes": self._config.memory_mib << 20,
             "processes": self._config.processes,
         }
+        if not walls.stand:
+            root = session.base_url.removesuffix("/v1")
+            program = shutil.which(command[0]) or command[0]
+            command[0] = os.path.abspath(program)
+            variables = {name: root + behind for name, behind in _VARIABLES.items()}
+            if not linux.IS_LINUX:  # the limits are Linux's
+                return command, variables
+            if os.geteuid() == 0:
+                os.chown(folder, user, user)
+            return module_command("limited", json.dumps(spec), *command, libraries=False), variables
+        path = await session.socket()
+        spec |= {"socket": path, "variables": _VARIABLES}
         inner = module_command("forward", json.dumps(spec), *command, libraries=False)
         shown = replace(walls, shows=(*walls.shows, path))
         return shown.around(inner, folder, stays=True, loopback=True), {}

@@ -15,16 +15,10 @@ import os
 import socket
 import sys
 import threading  # noqa: TID251 (in a child, where there is no runtime)
-import time  # noqa: TID251 (in a child, where there is no runtime)
-from typing import Any, NoReturn
 
-from headrace.sandbox import linux
-from headrace.sandbox.child_watch import now
-from headrace.sandbox.limits import filter_calls, limit_dumps, limit_processes, refuse_unix_sockets
-from headrace.sandbox.meters import MemoryMeter
+from headrace.sandbox.limited import NOT_BEGUN, begin, end_with, give_up_rights
+from headrace.sandbox.limits import limit_processes, refuse_unix_sockets
 
-_OVER, _NOTHING_OFFERED = 124, 125
-_NO_COMMAND = 127
 _AT_ONCE = 1 << 16
 
 
@@ -34,59 +28,20 @@ def main() -> None:
         listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     except OSError as error:
         os.write(2, f"nothing to forward: {error}\n".encode())
-        os._exit(_NOTHING_OFFERED)
+        os._exit(NOT_BEGUN)
     port = listener.getsockname()[1]
-    if linux.IS_LINUX:
-        linux.die_with_parent()
-        linux.gain_nothing()
-        if os.geteuid() == 0:
-            linux.keep_rights_when_becoming()
-            linux.become(spec["user"], reads_all=True)
-        linux.hide_memory()  # the program is of the same user, and may less: it must not act by this process
-        filter_calls(is_program=False)
-    child = os.fork()
-    if child == 0:
+    give_up_rights(spec["user"])
+
+    def prepare() -> None:
         listener.close()
-        _be_the_command(spec, command, port)
-    threading.Thread(target=_accept, args=(listener, spec["socket"]), daemon=True).start()
-    threading.Thread(target=_watch, args=(spec["memory_bytes"],), daemon=True).start()
-    code = os.waitstatus_to_exitcode(_status_of(child))
-    os._exit(code if code >= 0 else 128 - code)
-
-
-def _status_of(child: int) -> int:
-    """Once it has ended; of orphans, which are this process's where it is the first one, nothing is left."""
-    while True:
-        ended, status = os.wait()
-        if ended == child:
-            return status
-
-
-def _be_the_command(spec: dict[str, Any], command: list[str], port: int) -> NoReturn:
-    try:
-        if linux.IS_LINUX:
-            linux.die_with_parent()
         for name, behind in spec["variables"].items():
             os.environ[name] = f"http://127.0.0.1:{port}{behind}"
-        limit_dumps()
         limit_processes(spec["processes"], alone=False)  # the forwarder is the same user's
         refuse_unix_sockets()  # a file of one may be in any folder that is shown
-        os.execvp(command[0], command)
-    except OSError as error:
-        os.write(2, f"{command[0]}: {error.strerror}\n".encode())
-    os._exit(_NO_COMMAND)
 
-
-def _watch(most_bytes: int) -> None:
-    """The command ends with this process, and whoever started that ends what is left."""
-    meter = MemoryMeter(most_bytes, "this")
-    pause_s = meter.first_s
-    while True:
-        time.sleep(pause_s)
-        is_over, pause_s = meter.look(now())
-        if is_over:
-            os.write(2, f"\nit took more than {most_bytes >> 20} MiB of memory (rollout.agent.memory_mib)\n".encode())
-            os._exit(_OVER)
+    child = begin(command, prepare)
+    threading.Thread(target=_accept, args=(listener, spec["socket"]), daemon=True).start()
+    end_with(child, spec["memory_bytes"], "this")
 
 
 def _accept(listener: socket.socket, path: str) -> None:

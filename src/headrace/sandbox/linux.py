@@ -23,11 +23,9 @@ ROOT_KEEPS = {
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER = 1, 4, 8, 36
 _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 38, 47, 2
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
-_CAP_DAC_READ_SEARCH = 2
+_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 _CAPABILITY_HEADER = struct.pack("II", 0x20080522, 0)
 """Version 3, of this process."""
-_READS_ALL = struct.pack("6I", *[1 << _CAP_DAC_READ_SEARCH] * 3, 0, 0, 0)
-"""Effective, permitted and inheritable."""
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _KCMP, _KCMP_VM = {"x86_64": 312, "aarch64": 272}, 1
 _MOUNT_SETATTR = 442
@@ -123,25 +121,29 @@ def keep_rights_when_becoming() -> None:
     _prctl(_PR_SET_KEEPCAPS, 1)
 
 
-def become(user: int, *, reads_all: bool) -> None:
+def become(user: int, *, reads_all: bool, or_writes_all: bool = False) -> None:
     """From root to `user`, for good; with `reads_all` it and its children still read whatever root may read: then
     `keep_rights_when_becoming` was called before, by this process or the one that it is a fork of. Where root lacks
-    CAP_DAC_READ_SEARCH, as in many containers, they read what everybody may."""
+    CAP_DAC_READ_SEARCH, as in many containers, they read what everybody may, or with `or_writes_all` keep
+    CAP_DAC_OVERRIDE instead, if root has it."""
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
-    if reads_all:
+    if not reads_all:
+        return
+    for right in (_CAP_DAC_READ_SEARCH, *([_CAP_DAC_OVERRIDE] if or_writes_all else [])):
         try:
-            _check(_libc().capset(_CAPABILITY_HEADER, _READS_ALL), "capset")
+            keep_capabilities([right])
         except PermissionError:
-            keep_capabilities(())
-        else:
-            _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_READ_SEARCH)
+            continue
+        _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, right)
+        return
+    keep_capabilities(())
 
 
 def keep_capabilities(numbers: Iterable[int]) -> None:
     """This process, which must have them, keeps these capabilities (below 32) and no other."""
-    mask = sum(1 << number for number in numbers)
+    mask = sum(1 << number for number in numbers)  # effective, permitted and inheritable
     _check(_libc().capset(_CAPABILITY_HEADER, struct.pack("6I", mask, mask, mask, 0, 0, 0)), "capset")
 
 
