@@ -113,10 +113,16 @@ def test_an_agent_that_never_ends_is_left_at_the_deadline(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_the_agent_of_the_documentation_plays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_agent_of_the_documentation_plays_also_where_a_proxy_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody answers
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "a.example")
     page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
     (tmp_path / "documented.py").write_text(page.split("```python\n")[1].split("```")[0])
-    train(tmp_path, f"{tmp_path}/documented.py:solve", "trainer.batches=2")
+    train(tmp_path, f"{tmp_path}/documented.py:solve", "trainer.batches=2", f"rollout.workers={workers}")
     assert not events(tmp_path)["failed_sample"]
 
 

@@ -98,6 +98,14 @@ def test_a_program_plays_and_prints_its_reward(tmp_path: Path, sandbox: Any) -> 
     assert len(engine.requests) == 1
 
 
+@pytest.mark.parametrize("sandbox", [pytest.param("auto", marks=walled), "none"])
+def test_a_proxy_that_it_is_given_is_not_asked_for_the_api(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody answers
+    code = "print(float(ask('x') == 'one'))"
+    (only,), _ = play(inline(code, reward="stdout", sandbox=sandbox, environment=("http_proxy",)))
+    assert only.reward == 1.0
+
+
 @walled
 def test_nothing_but_the_episodes_api_answers(tmp_path: Path) -> None:
     """TCP of the machine, its Unix sockets, also where it sees the files, a run's control among them, hidden files,

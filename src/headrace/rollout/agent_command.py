@@ -20,6 +20,7 @@ from headrace.config.reward import SandboxConfig
 from headrace.errors import HeadraceError
 from headrace.rewards.tools import find_walls
 from headrace.rollout.agent_episode import AgentEpisode
+from headrace.rollout.proxies import past_proxies
 from headrace.rollout.sessions import Session
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.sandbox import linux
@@ -116,7 +117,7 @@ class CommandAgent:
     def _environment(self, folder: str, episode: AgentEpisode) -> dict[str, str]:
         given = {name: os.environ[name] for name in (*_GIVEN, *self._config.environment) if name in os.environ}
         named = dict.fromkeys(_KEYS, episode.api_key) | dict.fromkeys(_MODELS, episode.model)
-        return given | named | {"HOME": folder, "TMPDIR": folder}
+        return given | past_proxies(given) | named | {"HOME": folder, "TMPDIR": folder}
 
 
 def _told(episode: AgentEpisode) -> bytes:

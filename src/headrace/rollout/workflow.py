@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from headrace.rollout.agent_command import CommandAgent
 from headrace.rollout.agent_outside import OutsidePlayer
 from headrace.rollout.multi_turn import MultiTurn
 from headrace.rollout.policy import Policy
+from headrace.rollout.proxies import past_proxies
 from headrace.rollout.single_turn import SingleTurn
 from headrace.rollout.trajectory import Trajectory
 
@@ -43,6 +45,7 @@ def _agent(agent: str | AgentCommand | OutsideAgent, given: Given, episode_timeo
         return OutsidePlayer(agent, episode_timeout_s)
     if isinstance(agent, AgentCommand):
         return CommandAgent(agent)
+    os.environ.update(past_proxies(os.environ))  # before its file is imported: clients may be made there
     return FunctionAgent(load_function(agent, "rollout.agent", ("episode",), awaited=True, given=given))
 
 

@@ -45,11 +45,12 @@ class RolloutWorker(GroupPlayer):
 
     def __init__(self, spec: RolloutSpec, host: Host) -> None:
         """Loads the user's code. Raises ConfigError."""
+        workflow = load_workflow(spec.config.rollout)
         filters = load_filters(spec.config.filters, has_function=spec.config.rollout.function is not None)
         super().__init__(host, filters, min_samples=spec.min_samples, keeps_failed=spec.keeps_failed)
         self._spec = spec
         self._config = spec.config
-        self._workflow = load_workflow(spec.config.rollout)
+        self._workflow = workflow
         outside = outside_player(self._workflow)
         self._tasks = RelayedTasks() if outside is None else outside.relayed()
         """For agents outside."""
