@@ -33,7 +33,7 @@ def main() -> None:
     spec, command = json.loads(sys.argv[1]), sys.argv[2:]
     is_alone = os.geteuid() == 0 and spec["user"] != NOBODY
     try:
-        give_up_rights(spec["user"], or_writes_all=True)  # no walls keep it from files
+        give_up_rights(spec["user"], walled=False)
     except OSError as error:
         os.write(2, f"root cannot become user {spec['user']}: {error.strerror}\n".encode())
         os._exit(NOT_BEGUN)
@@ -46,18 +46,20 @@ def main() -> None:
     end_with(begin(command, prepare), spec["memory_bytes"], "host", None if is_alone else spec["processes"])
 
 
-def give_up_rights(user: int, *, or_writes_all: bool = False) -> None:
+def give_up_rights(user: int, *, walled: bool = True) -> None:
     """This process ends with its parent, is `user` if it was root (see `linux.become`), and is out of reach of what it
-    starts. Raises OSError."""
+    starts. `walled`: without walls, which would keep it from files, it may rather write all than not read some, and
+    ask the kernel for what it likes, as a container of its own. Raises OSError."""
     if linux.IS_LINUX:
         linux.gain_nothing()
         if os.geteuid() == 0:
             linux.keep_rights_when_becoming()
-            linux.become(user, reads_all=True, or_writes_all=or_writes_all)
+            linux.become(user, reads_all=True, or_writes_all=not walled)
         linux.die_with_parent()  # whoever becomes another user has to say so again
         linux.adopt_orphans()  # else nobody would see what memory they take
         linux.hide_memory()  # the command is of the same user, and may less: it must not act by this process
-        filter_calls(is_program=False)
+        if walled:
+            filter_calls(is_program=False)
 
 
 def begin(command: list[str], prepare: Callable[[], None]) -> int:
