@@ -16,7 +16,7 @@ from headrace.cli.main import main
 from headrace.runtime.asked_of_nodes import AskedOfNodes
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.node_check import Asked, NodeUnfit, look
-from headrace.runtime.placing import Bundle, Claim, Node, NoRoom, Team, Teams, kind_of
+from headrace.runtime.placing import Bundle, Claim, Node, NoRoom, Team, Teams, kind_of, room_within
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
 
 if TYPE_CHECKING:
@@ -154,6 +154,25 @@ def test_where_they_are_there_is_no_room_and_all_go_elsewhere(reserved: Reserve,
     async def main(runtime: VirtualRuntime) -> None:
         assert await where(reservations, runtime, *asked) == ["b", "b"]
         assert [each.node for each in cluster.groups] == ["b", "b"]  # nothing is left of what they had
+
+    run_virtually(main)
+
+
+def test_one_beside_which_others_go_on_waits_less_and_takes_nobodys_room(reserved: Reserve) -> None:
+    cluster = Cluster({"a1": "A", "a2": "A"}, {"a1": 1, "a2": 1})
+    reservations = reserved(cluster, ranks(2), room_s=300.0)
+    del cluster.machines["a1"]
+    cluster.machines |= {"b": "B"}  # with room for both
+
+    async def main(runtime: VirtualRuntime) -> None:
+        with room_within(10.0), pytest.raises(NoRoom, match="trainer/0 has waited 10 s for room: no machine has room"):
+            await reservations.options("trainer/0", runtime)
+        assert runtime.clock.now() == 10.0
+        assert [each.node for each in cluster.groups] == ["a2"]
+        cluster.machines |= {"a1": "A"}
+        with room_within(10.0):
+            assert await reservations.options("trainer/0", runtime) == "a1"
+        assert [each.node for each in cluster.groups] == ["a2", "a1"]
 
     run_virtually(main)
 
