@@ -69,17 +69,11 @@ class NotedRewards(PaperRewards):
         self.read: list[Messages] = []
 
     async def score(
-        self,
-        response: str,
-        row: dict[str, Any],
-        prompt: Any,
-        messages: Any = None,
-        ids: Any = None,
-        earlier: Any = (),
+        self, response: str, row: dict[str, Any], prompt: Any, messages: Any = None, *more: Any
     ) -> RewardOutcome:
         self.of.append(copy.deepcopy((prompt, row)))
         self.read.append(copy.deepcopy(conversation(prompt, response, messages)))
-        return await super().score(response, row, prompt, messages, ids, earlier)
+        return await super().score(response, row, prompt, messages, *more)
 
 
 def played(rewards: NotedRewards, workflow: Any = None, agent: Any = None) -> Group:

@@ -166,6 +166,14 @@ class Ranks:
 
         workers.restart = restarted  # type: ignore[method-assign]
 
+    async def comes_back(self, replica: int) -> None:
+        """It is lost, gone on without, and made again."""
+        self.short = {replica}
+        await self.workers.kill(replica, "on purpose")
+        await self.group.heal(stepped=False, without=True)
+        self.short.clear()
+        await self.group.make_again()
+
 
 def with_three(use: Callable[[Ranks], Awaitable[None]]) -> None:
     async def main() -> None:
@@ -221,11 +229,7 @@ def test_weights_leave_from_the_first_that_takes_part_also_where_a_second_loss_e
 
 def test_where_none_that_had_the_state_is_left_its_loss_is_raised_and_nothing_is_saved() -> None:
     async def use(of: Ranks) -> None:
-        of.short = {0}
-        await of.workers.kill(0, "on purpose")
-        await of.group.heal(stepped=False, without=True)
-        of.short.clear()
-        await of.group.make_again()
+        await of.comes_back(0)
         for rank in (1, 2):
             await of.workers.kill(rank, "on purpose, too")
         with pytest.raises(WorkerLost, match="trainer/1 is lost: on purpose, too"):
@@ -237,12 +241,8 @@ def test_where_none_that_had_the_state_is_left_its_loss_is_raised_and_nothing_is
 
 def test_one_that_cannot_meet_the_others_where_it_came_back_is_gone_on_without() -> None:
     async def use(of: Ranks) -> None:
-        of.short = {1}
-        await of.workers.kill(1, "on purpose")
-        await of.group.heal(stepped=False, without=True)
-        of.short.clear()
+        await of.comes_back(1)
         assert of.group.may_come_back
-        await of.group.make_again()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Replica, "apart", {1})
             await of.group.heal(stepped=False, without=True)

@@ -178,7 +178,7 @@ class RankWorkers:
 
     @property
     def absent_workers(self) -> Mapping[str, str]:
-        """Workers of replicas that are absent, each with what it lacks."""
+        """Workers of replicas that are absent, each with the reason."""
         return {name: why for replica, why in self.absent.why.items() for name in self.names_of([replica])}
 
     def names_of(self, replicas: Iterable[int]) -> list[str]:

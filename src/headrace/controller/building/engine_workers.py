@@ -38,8 +38,6 @@ T = TypeVar("T")
 
 CLIENT = "controller"
 """By which the controller asks them."""
-_START_S = 1800.0
-"""A large model may come from a slow disk."""
 _MEET_S = 1200.0
 """That may be spent on a server once it is up: its first token alone may take minutes."""
 
@@ -123,7 +121,7 @@ async def load_judges(plan: Plan, runtime: Runtime, *, returns: bool = True) -> 
 async def load_engine(path: str, config: EngineConfig, dtype: str, runtime: Runtime) -> EnginePool:
     """One engine of the model at `path`, not started, that does not come back. Raises as `load_engines`."""
     spec = engine_spec(path, config, dtype, resolve_device("auto"))
-    workers = await _started(EngineWorker, [spec], runtime, Placement(start_s=_START_S))
+    workers = await _started(EngineWorker, [spec], runtime, Placement(start_s=START_S))
     asked = _Asked(runtime)
     asked.take(workers)
     return asked.pool()
@@ -154,7 +152,7 @@ def _where(config: TrainConfig, kind: str = "engine") -> Placement:
         process=process,
         threads=threads_of_worker(config, kind) if process else None,
         deadline_s=config.runtime.stall_timeout_s,
-        start_s=_START_S,
+        start_s=START_S,
         silence=silence_of(config),
         limits=config.runtime.stuck.limits,
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -199,16 +200,17 @@ class ActorRefs:
         finally:
             arriving.cancel()
 
-    def _wait_for_gate(self) -> bool:
-        """Whether this node's store may be touched; not, once this is closed."""
+    def _may_touch_store(self, seconds: float = math.inf) -> bool:
+        """Once this node's store may be touched; not, if this is closed before, or it is not so within so long."""
+        end = time.monotonic() + seconds
         while self._gate is not None and not self._gate.wait(_GATE_S):
-            if self._closed:
+            if self._closed or time.monotonic() > end:
                 return False
         return True
 
     def _require_store(self, refs: Sequence[Ref]) -> None:
-        """Raises RefLost once this is closed and the store is gone."""
-        if not self._wait_for_gate():
+        """Raises RefLost where the store is gone, and is not there again in time."""
+        if not self._may_touch_store(_FETCH_S):
             raise RefLost(refs[0])
 
     def _came(self, ref: Ref, found: Sequence[Held], boxes: Sequence[list[Box | None]]) -> Box:
@@ -232,7 +234,7 @@ class ActorRefs:
                 if self._closed:
                     return
                 self._changed.wait_for(lambda: self._bytes >= _BUNDLE or self._closed, _MOMENT_S)
-            if not self._wait_for_gate():
+            if not self._may_touch_store():
                 return
             with self._changed:
                 bundle, freed = dict(self._waiting), [*self._freed]
