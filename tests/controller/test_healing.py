@@ -28,8 +28,11 @@ class Group:
     absent: ClassVar[dict[str, str]] = {}
     may_come_back = False
 
+    without: bool | None = None
+    """Whether it may go on without those that have no room, as it was told last."""
+
     async def heal(self, *, stepped: bool, without: bool) -> list[str]:
-        assert without, "engines have devices of their own"
+        self.without = without
         self._deaths -= 1
         if self._deaths >= 0:
             raise WorkerLost(1, "it ended", worker=f"{self.name}/1")
@@ -37,7 +40,7 @@ class Group:
         return found
 
 
-def healed(*groups: Group) -> tuple[Healing, list[list[str]], list[str]]:
+def healed(*groups: Group, by_turns: bool = False) -> tuple[Healing, list[list[str]], list[str]]:
     """What heals them; of which workers columns are computed again each time; and what the record says of losses and of
     who was healed."""
     lost, told = list[list[str]](), list[str]()
@@ -47,7 +50,7 @@ def healed(*groups: Group) -> tuple[Healing, list[list[str]], list[str]]:
     of: Any = SimpleNamespace
     parts = of(
         models=of(groups=groups),
-        turns=of(train=nothing, generate=nothing, shares_devices=False),
+        turns=of(train=nothing, generate=nothing, shares_devices=by_turns),
         actor=of(has_stepped=False, go_on=nothing),
         recorder=of(event=lambda kind, data: told.append(data["message"])),
         flow=of(train_again=lost.append, batch=3),
@@ -83,3 +86,14 @@ def test_who_was_made_anew_before_the_run_went_back_is_no_part_of_the_next_heali
 
     asyncio.run(main())
     assert lost == [["critic/0"]]
+
+
+@pytest.mark.parametrize("by_turns", [False, True])
+def test_a_replica_without_room_is_waited_for_where_engines_have_the_trainers_devices_in_turn(by_turns: bool) -> None:
+    group = Group("trainer", ["trainer/0"])
+    healing, _, _ = healed(group, by_turns=by_turns)
+    assert asyncio.run(healing.after("trainer", {"message": "trainer/0 is lost"}))
+    assert group.without == (not by_turns)
+    group.without = None
+    asyncio.run(healing.take_in())
+    assert group.without == (not by_turns)

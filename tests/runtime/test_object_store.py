@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from headrace.runtime.refs import RefLost
+from headrace.runtime.refs import Ref, RefLost
 from headrace.runtime.wire.wire_types import WireTypes
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class FullRay:
 
 
 class _Called:
-    def __init__(self, remote: Callable[..., None]) -> None:
+    def __init__(self, remote: Callable[..., Any]) -> None:
         self.remote = remote
 
 
@@ -133,5 +133,50 @@ def test_what_is_freed_in_the_moment_of_a_put_without_room_is_freed(monkeypatch:
         ray.let.set()
         _next_failure(refs)
         assert ray.freed == [(kept.keeper, kept.number)]
+    finally:
+        refs.close()
+
+
+class Shut:
+    """A gate: the store is gone."""
+
+    def wait(self, seconds: float) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+
+class RayWithoutStore:
+    """It has a shelf, which knows where all is, and no store: to touch that would end this process."""
+
+    def __init__(self) -> None:
+        found = [("an object", (0,), "rollout/0")]
+        self._shelf = SimpleNamespace(find_all=_Called(lambda keys: found))
+
+    def get_actor(self, name: str, namespace: str) -> Any:
+        return self._shelf
+
+    def get(self, asked: Any, timeout: float) -> Any:
+        assert asked != ["an object"], "the store is touched"
+        return asked
+
+
+@pytest.mark.usefixtures("ray_imported")
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_store_that_is_gone_is_not_touched_and_nobody_waits_for_it_for_ever(
+    monkeypatch: pytest.MonkeyPatch, closes: bool
+) -> None:
+    from headrace.runtime.ray import refs as module
+
+    monkeypatch.setattr(module, "ray", RayWithoutStore())
+    monkeypatch.setattr(module, "_FETCH_S", 60.0 if closes else 0.3)
+    gate: Any = Shut()
+    refs = module.ActorRefs("", 0, WireTypes(), _SPACE, gate)
+    refs.put({"one": 1})  # it waits to be sent
+    if closes:
+        threading.Timer(0.3, refs.close).start()
+    try:
+        with pytest.raises(RefLost):
+            refs.get(Ref("rollout/0", 0, ("tokens",)))
     finally:
         refs.close()

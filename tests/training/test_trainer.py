@@ -387,6 +387,18 @@ def test_the_sums_of_a_step_its_update_and_a_heal_are_told() -> None:
     assert healed.units == ["chunk"] * (1 + 3), "counts, weights and moments, and random states"
 
 
+def test_one_that_is_left_of_two_replicas_steps_by_itself() -> None:
+    alone, left = make_trainer(), make_trainer()
+    left._model_replicas = 2
+    left.pair(0, Meeting(2.0), 2.0, 1)
+    for trainer in (alone, left):
+        trainer.accumulate(pack(ROWS))
+        trainer.add_up()
+        trainer.step()
+    for one, other in zip(alone.model.parameters(), left.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_large_tensors_are_told_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "_BUCKET", 2)
     alone = replicas.Replicas(0, 1, Meeting(30.0), 30.0)
