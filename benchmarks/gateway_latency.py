@@ -26,6 +26,7 @@ from benchmarks.gateway_stub import DEADLINE_S, Episodes, Lengths, client_proces
 from benchmarks.machine import save, spread
 from headrace.experience.text.fast_tokenizer import FastTokenizer
 from headrace.runtime.collection import rare_collections
+from headrace.runtime.event_loop import run_in_loop
 
 DELAY_S, SESSIONS, WARM_S = 0.05, 256, 5.0
 LENGTHS = Lengths(first=780, answer=32, result=32, turns=8)
@@ -91,7 +92,7 @@ def main() -> None:
     text, runs = tokenizer(), []
     with rare_collections(), (profile := cProfile.Profile()) if given.profile else nullcontext():
         for seed in range(given.runs):
-            runs.append(asyncio.run(measure(text, given.rate, given.seconds, seed)))
+            runs.append(run_in_loop(measure(text, given.rate, given.seconds, seed)))
             print(runs[-1], flush=True)
     if given.profile:
         profile.dump_stats(given.profile)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -233,9 +235,12 @@ class Probe:
         self._host.spawn(self.ask(other, method, *args), "a last question")
 
     async def cut(self, seconds: float) -> None:
-        """End all connections, and with them the event loop; the process goes on for so long."""
+        """End all connections, and hold the event loop; the process goes on for so long."""
         threading.Timer(seconds, os._exit, (3,)).start()
-        os.closerange(3, 256)
+        for descriptor in range(3, 256):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+        time.sleep(seconds)  # noqa: ASYNC251
 
     def stop_self(self) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -12,6 +12,22 @@ from headrace.runtime.lane_thread import NAME_PREFIX, LaneThread
 T = TypeVar("T")
 
 
+def new_loop() -> asyncio.AbstractEventLoop:
+    """An event loop of `uvloop`, or Python's where that is not installed: all is as right with both. A request through
+    the gateway takes a fifth less of the processor with `uvloop` (`benchmarks.gateway_latency`)."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def run_in_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """As `asyncio.run`, in a `new_loop`."""
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(coroutine)
+
+
 def run_to_end(make: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:
     """The result of the coroutine that `make` makes, in an event loop of its own.
 
@@ -22,7 +38,7 @@ def run_to_end(make: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(_with_own_threads(make))
+        return run_in_loop(_with_own_threads(make))
     from headrace.config.errors import ConfigError  # all of config/, which worker processes do without
 
     raise ConfigError(

@@ -86,8 +86,8 @@ class FastTokenizer:
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
         """`input_ids` of `text`."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        return {"input_ids": ids}
+        (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)  # without offsets
+        return {"input_ids": encoded.ids}
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
         """The id of one token, None if there is no such token."""

@@ -5,12 +5,12 @@ Imports neither torch nor transformers; what its worker imports is the worker's.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import sys
 
 from headrace.runtime.collection import expect_imports
+from headrace.runtime.event_loop import run_in_loop
 from headrace.runtime.process.boot import Boot, class_at
 from headrace.runtime.process.identity import end_with_parent, name_process, open_many_files
 from headrace.runtime.process.served import ServedWorker
@@ -24,7 +24,7 @@ def main() -> None:
     open_many_files()
     expect_imports()
     sys.path += [path for path in boot.paths if path not in sys.path]
-    asyncio.run(_serve(boot))
+    run_in_loop(_serve(boot))
 
 
 async def _serve(boot: Boot) -> None:
