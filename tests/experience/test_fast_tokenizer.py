@@ -43,6 +43,13 @@ SCOPES = (
     "{% set inside = 1 %}{% endgeneration %}{{ inside is defined }}{% if ns.n > 1 %}{% break %}{% endif %}{% endfor %}"
     "{{ dict(a=1) | tojson(indent=1) }}{{ tools is none }}{{ documents is none }}{{ eos_token }}"
 )
+ATTRIBUTES = (
+    "{% for m in messages %}{{ m.role }}{{ m.absent is defined }}{{ m.items() | list }}{% endfor %}"
+    "{% set own = {'items': 1, 'role': none, '__class__': 2, 'p': [3]} %}{{ own.role }}{{ own.p }}{{ own.items is callable }}"
+    "{{ own.__class__ is defined }}{{ own['items'] }}{{ 'é<' | tojson }}"
+    "{{ own | tojson(indent=0) }}{{ own | tojson(separators=(',', ':')) }}{{ own | tojson(sort_keys=true) }}"
+    "{{ 'é' | tojson(ensure_ascii=true) }}"
+)
 
 
 def word_pieces() -> PreTrainedTokenizerFast:
@@ -142,7 +149,7 @@ def test_codecs_are_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("chat", CHATS, ids=["one turn", "system", "tools"])
 @pytest.mark.parametrize("tools", [None, [TOOL]], ids=["no tools", "tools"])
-@pytest.mark.parametrize("template", [CHATML, LLAMA3, THINKING, MARKED, READS_REASONING, SCOPES])
+@pytest.mark.parametrize("template", [CHATML, LLAMA3, THINKING, MARKED, READS_REASONING, SCOPES, ATTRIBUTES])
 def test_chats_are_rendered_alike(template: str, tools: Any, chat: list[dict[str, Any]]) -> None:
     tokenizer = byte_tokenizer(template)
     for asks in (True, False):

@@ -18,6 +18,8 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names that a message's reasoning has; the first is the one that templates read."""
 
 _EXACT = frozenset({str, int, float, bool, type(None)})
+_JSON = json.JSONEncoder(ensure_ascii=False)
+_OF_DICTS = frozenset(dir(dict))
 
 
 def render_chat(
@@ -105,6 +107,8 @@ def _raise_exception(message: str) -> None:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
+    if indent is None and separators is None and not (ensure_ascii or sort_keys):
+        return _JSON.encode(value)  # `dumps` makes an encoder each time
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -112,11 +116,19 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """That of transformers, sooner at what templates do most: `message.role`."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """An entry of a dict; what a dict has as an attribute goes before."""
+        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTS:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
 @lru_cache(maxsize=16)
 def _compiled(source: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals.update(
         raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace
