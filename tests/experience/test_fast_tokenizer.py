@@ -45,7 +45,8 @@ SCOPES = (
 )
 ATTRIBUTES = (
     "{% for m in messages %}{{ m.role }}{{ m.absent is defined }}{{ m.items() | list }}{% endfor %}"
-    "{% set own = {'items': 1, 'role': none, '__class__': 2, 'p': [3]} %}{{ own.role }}{{ own.p }}{{ own.items is callable }}"
+    "{% set own = {'items': 1, 'role': none, '__class__': 2, 'p': [3]} %}{{ own.role }}{{ own.p }}"
+    "{{ own.items is callable }}"
     "{{ own.__class__ is defined }}{{ own['items'] }}{{ 'é<' | tojson }}"
     "{{ own | tojson(indent=0) }}{{ own | tojson(separators=(',', ':')) }}{{ own | tojson(sort_keys=true) }}"
     "{{ 'é' | tojson(ensure_ascii=true) }}"

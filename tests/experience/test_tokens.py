@@ -193,6 +193,40 @@ def test_turns_appended_equal_the_whole_chat_rendered_at_once() -> None:
     assert appended == codec.encode(whole).tolist()
 
 
+OPENED_ONCE = (
+    "{% set ns = namespace(first=true) %}{% for m in messages %}{% if m.tool_calls %}"
+    "{{ m.content + '<call>' + m.tool_calls[0].function.name + '<|im_end|>' }}{% set ns.first = true %}"
+    "{% elif m.role == 'tool' %}{{ ('<outs>' if ns.first else '') + '<out>' + m.content }}{% set ns.first = false %}"
+    "{% else %}{{ m.role + ':' + m.content + '<|im_end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+"""As DeepSeek R1's: what opens results comes once after each call."""
+NAMED = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{% set calls = messages[loop.index0 - 1].tool_calls or [] %}"
+    "{{ '<' + (calls[0].function.name if calls else '?') + '>' + m.content }}"
+    "{% else %}{{ m.role + ':' + m.content + '<|im_end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+"""A result by the name of what was called."""
+
+
+@pytest.mark.parametrize("template", [OPENED_ONCE, NAMED])
+def test_what_a_template_shows_of_a_call_after_it_is_shown(template: str) -> None:
+    tokenizer = byte_tokenizer(template)
+    codec, end = TextCodec(tokenizer), tokenizer.convert_tokens_to_ids("<|im_end|>")
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
+    for number in range(3):
+        call = {"id": f"c{number}", "type": "function", "function": {"name": "look", "arguments": {"key": number}}}
+        messages += [
+            {"role": "assistant", "content": "b", "tool_calls": [call]},
+            {"role": "tool", "content": str(number), "tool_call_id": f"c{number}"},
+        ]
+    for place in (1, 3, 5):
+        seen, whole = messages[: place + 1], messages[: place + 2]
+        after = codec.decode(codec.encode_after(whole, place, end, {end}), keep_special_tokens=True)
+        assert codec.template.render(seen, asks=False) + after == codec.template.render(whole)
+
+
 def test_decode_leaves_special_tokens_out() -> None:
     assert TextCodec(char_tokenizer()).decode([*ids("a b"), EOS]) == "a b"
 

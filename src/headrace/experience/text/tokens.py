@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from headrace.experience.text.after_turn import POLICY_TURN, looks_at_calls, text_after
 from headrace.experience.text.chat_template import ChatTemplate
 from headrace.experience.text.messages import Message, Tool
 from headrace.experience.text.spellings import PROBE, Spelling, spelling_of
@@ -22,8 +23,6 @@ _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _ANCHORS = ("\n", "=")
 """Before a text that is in the middle of something, where its tokenizer puts a space before what it encodes: few tokens
 begin with one and go on with what follows."""
-_POLICY_TURN = "\x02policy\x03"
-"""Stands for what the policy wrote while the chat template renders what comes after it."""
 
 
 class HFTokenizer(Protocol):
@@ -101,7 +100,7 @@ class TextCodec:
         """
         if not chat:
             return self.encode_text(text)
-        turn = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _POLICY_TURN}]
+        turn = [{"role": "user", "content": "-"}, {"role": "assistant", "content": POLICY_TURN}]
         closing = () if last_token is None else (last_token,)
         return self.encode_after([*turn, {"role": role, "content": text}], 1, last_token, closing, tools)
 
@@ -144,7 +143,8 @@ class TextCodec:
         Raises ValueError if the template refuses them, or does not show what the assistant said.
         """
         template = self.template.given(variables or {})
-        ids = self._in_the_middle(_after(template, messages, place, tools))
+        by_difference = "tool_calls" in messages[place] and self._looks_at_calls
+        ids = self._in_the_middle(text_after(template, messages, place, tools, by_difference=by_difference))
         if last_token is not None and last_token in closing:
             ids = ids[self._closing_length(ids, last_token, closing) :]
         return np.asarray(ids, dtype=np.int32)
@@ -223,6 +223,11 @@ class TextCodec:
         return bool(ids) and (self.bytes_of(ids[0]) or b"").startswith(b" ")
 
     @cached_property
+    def _looks_at_calls(self) -> bool:
+        """Whether what comes after a call of a tool may depend on the call."""
+        return looks_at_calls(self.template)
+
+    @cached_property
     def _added_texts(self) -> tuple[str, ...]:
         """Of the tokens beside the vocabulary, the longest first."""
         return tuple(sorted((str(each.content) for each in self._added.values()), key=len, reverse=True))
@@ -248,24 +253,6 @@ class TextCodec:
 def _after_head(head: list[int], whole: list[int]) -> list[int] | None:
     """What comes after `head` in `whole`. None where a token is of both."""
     return whole[len(head) :] if head and whole[: len(head)] == head else None
-
-
-def _after(template: ChatTemplate, messages: Sequence[Message], place: int, tools: Sequence[Tool] | None) -> str:
-    """The text after the policy's words in `messages[place]`: found by a mark in their place, or where the template
-    refuses that (a tool's message wants the call that it answers), by what more messages add."""
-    mark: Message = {"role": "assistant", "content": _POLICY_TURN}
-    try:
-        rendered = template.render([*messages[:place], mark, *messages[place + 1 :]], tools)
-    except ValueError:
-        before, whole = template.render(messages[: place + 1], tools, asks=False), template.render(messages, tools)
-        if not whole.startswith(before):
-            raise
-        opening: list[Message] = [{"role": "user", "content": "-"}]
-        rendered = template.render([*opening, mark], tools, asks=False) + whole[len(before) :]
-    _, found, after = rendered.partition(_POLICY_TURN)
-    if not found:
-        raise ValueError("the chat template does not show an assistant's message; environments need one that does")
-    return after
 
 
 def _reads_alike(one: Any, other: Any) -> bool:
