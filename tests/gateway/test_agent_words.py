@@ -315,6 +315,34 @@ def test_a_thought_is_dropped_once() -> None:
     assert histories[-1].metadata["dropped_thoughts"] == 5
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_a_thought_by_any_name_is_dropped_with_the_template(name: str) -> None:
+    """It came with the first request, stays beside the tool's result, and goes with a user's message."""
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = LAST_USER + THOUGHTFUL
+    engine = ScriptedEngine(says("one"), says("two"))
+
+    async def play() -> AgentSession:
+        its = policy(engine, text=TextCodec(tokenizer))
+        session = AgentSession(its, GatewayConfig(thinking="template"), "http://127.0.0.1:1/v1", "key")
+        messages: list[Any] = [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "first", name: "why"},
+            {"role": "tool", "content": "r"},
+        ]
+        for said in ({"role": "user", "content": "go"}, None):
+            answered = await session.chat(parse_agent_chat({"messages": messages}, "policy"), 0)
+            answered.delivered()
+            messages += [whole_chat(answered)["choices"][0]["message"], said]
+        return session
+
+    session = asyncio.run(play())
+    seen = [session._policy.decode(each.prompt, keep_special_tokens=True) for each in engine.requests]
+    assert ["<think>why</think>" in each for each in seen] == [True, False]
+    histories = session.trajectories()
+    assert (len(histories), histories[-1].metadata["dropped_thoughts"]) == (2, 1)
+
+
 def test_a_template_that_wants_the_call_before_a_tools_result() -> None:
     """As Mistral's: the mark in the place of the answer is refused, and the difference is taken from whole texts."""
     tokenizer = char_tokenizer()

@@ -46,8 +46,8 @@ _INERT = {
 }
 """What would change the distribution that is trained, with the value that asks for nothing."""
 _CONSTRAINED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "grammar")
-
-
+_THOUGHTS = ("thinking", "reasoning")
+"""Other names that clients have for `reasoning_content`."""
 _OF_NO_TOOL = ("strict", "cache_control")
 
 
@@ -193,7 +193,19 @@ def as_checked_messages(value: list[Any]) -> list[Message]:
             "user's message or a tool's result",
             param="messages",
         )
-    return [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
+    return [_in_one_form(each) for each in messages]
+
+
+def _in_one_form(message: Message) -> Message:
+    """A developer's is the system's, and a thought has the name that answers have it by here."""
+    if message["role"] == "developer":
+        return {**message, "role": "system"}
+    if message["role"] != "assistant" or message.get("reasoning_content"):
+        return message
+    for name in _THOUGHTS:
+        if isinstance(thought := message.get(name), str) and thought:
+            return {**{other: value for other, value in message.items() if other != name}, "reasoning_content": thought}
+    return message
 
 
 def as_checked_tools(value: Any) -> tuple[list[Tool] | None, dict[str, Any]]:
