@@ -43,6 +43,13 @@ class OtherPrompts:
         return {"rows.jsonl": "other rows"}
 
 
+class UnreadablePrompts:
+    """Of data that went between the plan and the run's beginning."""
+
+    def contents(self) -> dict[str, str]:
+        raise OSError("rows.jsonl cannot be read")
+
+
 def plan_of(**changes: object) -> Plan:
     return simulated_plan(job(**changes), prompts=10, slots=4, max_context=1 << 20, vocab_size=64)
 
@@ -135,3 +142,12 @@ def test_a_resume_that_is_refused_leaves_the_status_as_it_was() -> None:
     begin(longer, "resume", files).close()
     with RunReader(FOLDER, files) as reader:
         assert (reader.status().name, reader.config_sha256) == ("running", config_sha256(longer.config))
+
+
+def test_a_new_run_whose_data_cannot_be_read_leaves_the_folder_to_the_next() -> None:
+    files = MemoryFiles()
+    files.make_folder(FOLDER)
+    plan = plan_of()
+    with pytest.raises(OSError, match="cannot be read"):
+        begin(replace(plan, prompts=UnreadablePrompts()), "new", files)  # type: ignore[arg-type]
+    begin(plan, "resume", files).close()

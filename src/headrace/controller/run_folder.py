@@ -75,7 +75,11 @@ def open_store(
         keep_journal=keep_journal,
         files=files,
     )
-    created.claim_data(plan.prompts.contents())
+    try:
+        created.claim_data(plan.prompts.contents())
+    except BaseException:
+        created.close()
+        raise
     return created, None
 
 
