@@ -128,6 +128,17 @@ def test_gloo_is_for_servers_that_reach_this_machine(engine: Any, weights: dict[
         configured(engine, transport="gloo", **weights)
 
 
+@pytest.mark.parametrize("weights", [{}, {"transport": "shm"}])
+def test_a_server_beyond_this_machine_gets_no_shared_memory(weights: dict[str, Any]) -> None:
+    words = (
+        r"engine\.url 'http://10\.0\.0\.7:8000' is beyond this machine, .* use weights\.transport: gloo, .* "
+        r"or if it is on this machine, have it listen on loopback and write url: http://127\.0\.0\.1:8000"
+    )
+    with pytest.raises(ValidationError, match=words):
+        configured(FAR, **weights)
+    assert configured(FAR, transport="disk").transport == "disk"  # a folder that both may see
+
+
 def test_what_goes_on_by_gloo_is_published_in_shared_memory() -> None:
     config = configured([{"kind": "vllm"}, {"kind": "embedded"}], transport="gloo")
     assert (config.sends_weights, config.transport, config.servers_beyond) == (True, "shm", ())
@@ -136,7 +147,7 @@ def test_what_goes_on_by_gloo_is_published_in_shared_memory() -> None:
     assert far.servers_beyond == ("http://10.0.0.7:8000",)
     assert ineffective(far) == []
     for engine, reason in (({"kind": "vllm"}, "no engine.url is beyond this machine"), (FAR, "is not gloo")):
-        transport = "gloo" if engine is not FAR else "shm"
+        transport = "gloo" if engine is not FAR else "disk"
         (told,) = ineffective(configured(engine, transport=transport, host="10.0.0.1"))
         assert told.startswith("weights.host has no effect: ")
         assert reason in told

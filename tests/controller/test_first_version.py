@@ -74,11 +74,7 @@ def test_where_no_server_is_attached_it_stays_in_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("transport", ["shm", "disk"])
 def test_a_server_that_does_not_see_it_is_refused(tmp_path: Path, transport: str) -> None:
-    config = load_config(TrainConfig, make_job(tmp_path / "job", weights__transport=transport, **BEYOND), [])
     words = r"engine\.url 'http://10\.0\.0\.7:1' is beyond this machine, .* use weights\.transport: gloo"
-    with pytest.raises(ConfigError, match=words), plane_of(config, None):
+    job = make_job(tmp_path / "job", weights__transport=transport, **BEYOND)
+    with pytest.raises(ConfigError, match=words), plane_of(load_config(TrainConfig, job, []), None):
         pass
-    if transport == "disk":  # a run's folder may be one that both see
-        (tmp_path / "run").mkdir()
-        with plane_of(config, tmp_path / "run") as plane:
-            assert Path(plane.address).parent == tmp_path / "run"

@@ -256,6 +256,7 @@ def test_a_token_that_is_not_set_is_told_before_anything_starts(
 ) -> None:
     monkeypatch.delenv("T", raising=False)
     far = {"engine__kind": "vllm", "engine__url": "http://192.0.2.7:8000", "engine__token_env": "T"}
+    far["weights__transport"] = "disk"
     with pytest.raises(ConfigError, match=r"^engine\.token_env names T, which is not set; export it"):
         make_plan(load_config(TrainConfig, make_job(tmp_path, **far)))
     monkeypatch.setenv("T", "a token")
@@ -275,7 +276,7 @@ def test_weights_are_sent_from_loopback_but_to_servers_beyond_it(
     monkeypatch.setenv("T", "a token")
     urls = ["http://127.0.0.1:1", "http://192.0.2.7:8000"]
     beside = [{"kind": "sglang", "python": sys.executable}]
-    for transport, sent_from in (("gloo", ["127.0.0.1", "192.0.2.1", "127.0.0.1"]), ("shm", ["", "", ""])):
+    for transport, sent_from in (("gloo", ["127.0.0.1", "192.0.2.1", "127.0.0.1"]), ("disk", ["", "", ""])):
         job = make_job(
             tmp_path / transport,
             weights__transport=transport,

@@ -100,11 +100,22 @@ def _check_weights(config: TrainConfig) -> None:
             f"weights.transport is collective, whose relays are Headrace's own workers, and engine.url "
             f"{config.servers_beyond[0]!r} is a server of another machine; use gloo"
         )
+    elif config.transport == "shm" and config.servers_beyond:
+        raise ValueError(not_seen_by(config.servers_beyond[0]))
     elif config.transport == "cuda_ipc" and config.engine.has_server:
         raise ValueError(
             "weights.transport is cuda_ipc, and an engine is a server, which takes weights by shm, disk or gloo; "
             "use one of these, or leave weights.transport out"
         )
+
+
+def not_seen_by(url: str) -> str:
+    """That the server at `url`, beyond this machine, does not see where weights are published, and the mend."""
+    return (
+        f"engine.url {url!r} is beyond this machine, and the weights that it is to serve are published on this one; "
+        "use weights.transport: gloo, with weights.host, or launch the server here; or if it is on this machine, have "
+        "it listen on loopback and write url: http://127.0.0.1:8000"
+    )
 
 
 def _check_sent_weights(config: TrainConfig) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from headrace.config import ConfigError, TrainConfig
+from headrace.config.parts_fit import not_seen_by
 from headrace.controller.planning.plan import Plan
 from headrace.engines.embedded.cache_plan import context_limit
 from headrace.models.experts import experts_per_token
@@ -36,12 +37,11 @@ def plane_of(config: TrainConfig, folder: Path | None) -> Iterator[WeightPublish
     if not config.engine.attached:
         yield MemoryPublisher()
     elif config.transport == "disk":
-        if folder is None:
-            _require_here(config)
+        if folder is None and config.servers_beyond:
+            raise ConfigError(not_seen_by(config.servers_beyond[0]))
         with tempfile.TemporaryDirectory(prefix="weights-", dir=None if folder is None else folder.absolute()) as made:
             yield DiskPublisher(made)
     else:
-        _require_here(config)
         site = Site(str(folder or ""))
         try:
             own = site.folder / "weights"
@@ -65,12 +65,3 @@ def publish_first(plan: Plan, plane: WeightPublisher) -> None:
         score = partial(scored, FrozenScorer(model).logprobs)
         check = make_check(tokens, score, temperature=1.0, dtype=dtype, routers_choose=routers_choose)
     plane.send(plane.snapshot(INITIAL, tensors.items(), check))
-
-
-def _require_here(config: TrainConfig) -> None:
-    """Raises ConfigError."""
-    if config.servers_beyond and not config.sends_weights:
-        raise ConfigError(
-            f"engine.url {config.servers_beyond[0]!r} is beyond this machine, and the weights that it is to serve are "
-            "published on this one; use weights.transport: gloo, or launch the server here"
-        )
