@@ -19,6 +19,7 @@ from headrace.controller.planning.describe import describe_plan
 from headrace.controller.planning.plan import Plan, make_plan
 from headrace.controller.planning.server_launch import server_launch
 from headrace.controller.planning.servers import describe_servers
+from headrace.controller.planning.tokens import reward_tokens
 from headrace.engines.embedded.cache_plan import CachePlan
 from headrace.engines.servers import sglang_command, vllm_command
 from headrace.engines.servers.launch import ServerLaunch
@@ -268,6 +269,27 @@ def test_a_token_that_is_not_set_is_told_before_anything_starts(
     outside = {"outside": True, "token_env": "T"}
     with pytest.raises(ConfigError, match=r"^rollout\.agent\.token_env names T, which is not set"):
         make_plan(load_config(TrainConfig, make_job(tmp_path / "agents", rollout__agent=outside)))
+
+
+def test_tokens_are_those_of_the_command_s_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker on a Ray cluster has that of its node."""
+    monkeypatch.setenv("T", "swordfish")
+    monkeypatch.setenv("A", "pike")
+    keys = {"token_env": "T", "admin_token_env": "A"}
+    job = make_job(tmp_path, engine={"kind": "sglang", "url": "http://127.0.0.1:1", **keys})
+    plan = make_plan(load_config(TrainConfig, job))
+    spec = server_spec(plan, plan.config.engine, 0, 0, tmp_path, False)
+    monkeypatch.delenv("T")
+    assert (spec.token, spec.admin_token) == ("swordfish", "pike")
+    assert not [word for word in ("swordfish", "pike") if word in repr(spec)]
+
+
+def test_tokens_of_reward_servers_are_read_by_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("T", "swordfish")
+    remote = {"url": "http://127.0.0.1:1", "token_env": "T", "retries": 0}
+    terms = [{"function": "remote", "remote": remote}, {"function": "exact"}]
+    assert reward_tokens(load_config(TrainConfig, make_job(tmp_path, reward={"terms": terms}))) == {"T": "swordfish"}
+    assert reward_tokens(load_config(TrainConfig, make_job(tmp_path / "none"))) == {}
 
 
 def test_weights_are_sent_from_loopback_but_to_servers_beyond_it(

@@ -17,6 +17,7 @@ from headrace.config.reward import RewardConfig
 from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey
 from headrace.rewards.outcome import RewardOutcome
+from headrace.rewards.reward_pool import RewardPool
 from headrace.rewards.row_checks import check_rows, required_columns
 from headrace.rollout.episodes import EpisodeRunner
 from headrace.rollout.single_turn import SingleTurn
@@ -204,6 +205,26 @@ def test_a_server_gets_samples_in_batches_with_the_token(monkeypatch: pytest.Mon
     assert sizes == [4, 4, 2]
 
 
+def test_a_token_that_is_handed_over_needs_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADRACE_TEST_TOKEN", raising=False)
+
+    async def judge(request: web.Request) -> web.Response:
+        return web.json_response({"rewards": [float(request.headers["Authorization"] == "Bearer swordfish")]})
+
+    async def play() -> RewardOutcome:
+        async with serving(judge) as url:
+            remote = {"url": url, "token_env": "HEADRACE_TEST_TOKEN"}
+            config = RewardConfig.model_validate({"function": "remote", "remote": remote})
+            pool = RewardPool(config, clock=SystemClock(), tokens={"HEADRACE_TEST_TOKEN": "swordfish"})
+            await pool.start()
+            try:
+                return await pool.score("r", {}, "p")
+            finally:
+                await pool.close()
+
+    assert asyncio.run(play()) == RewardOutcome(1.0)
+
+
 def test_a_server_that_fails_is_asked_again_later_and_later() -> None:
     asked = 0
 
@@ -269,5 +290,5 @@ def test_a_token_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -
     async def judge(request: web.Request) -> web.Response:
         raise AssertionError
 
-    with pytest.raises(ConfigError, match=r"token_env is 'HEADRACE_TEST_TOKEN', but the environment has no such"):
+    with pytest.raises(ConfigError, match=r"reward\.remote\.token_env names HEADRACE_TEST_TOKEN, which is not set"):
         ask(judge, token_env="HEADRACE_TEST_TOKEN")

@@ -286,7 +286,6 @@ def test_memory_that_it_came_to_share_later_goes_with_it(
 
 def test_a_token_that_is_refused_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_engine, "KINDS", {**KINDS, "small": KIND})
-    monkeypatch.setenv("TOKEN", "right")
 
     async def health(request: web.Request) -> web.Response:
         return web.json_response({}, status=200 if request.headers.get("Authorization") == "Bearer right" else 401)
@@ -301,12 +300,8 @@ def test_a_token_that_is_refused_is_told_so(tmp_path: Path, monkeypatch: pytest.
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         given = replace(spec(tmp_path), launch=None, url=url)
         runtime = InlineRuntime()
-        unset = ServerEngineWorker(replace(given, token_env="TOKEN", admin_token_env="NONE"), runtime)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match=r"engine\.admin_token_env is 'NONE', but the environment has no such"):
-            await unset.start()
-        await unset.close()
-        for token_env, words in ((None, "refuses who asks"), ("TOKEN", None), ("NONE", "has no such variable")):
-            worker = ServerEngineWorker(replace(given, token_env=token_env), runtime)  # type: ignore[arg-type]
+        for token, words in ((None, "refuses who asks"), ("right", None), ("wrong", "refuses who asks")):
+            worker = ServerEngineWorker(replace(given, token=token), runtime)  # type: ignore[arg-type]
             if words is None:
                 await worker.start()
             else:

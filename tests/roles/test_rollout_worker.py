@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from dataclasses import replace
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rollout_helpers import EOS, ScriptedEngine, char_tokenizer, chunk, ids
 from rollout_worker_code import SOURCE
 
 from headrace.config import EngineConfig, load_config
+from headrace.config.reward import RewardConfig
 from headrace.config.train import TrainConfig
 from headrace.engines.protocol import EngineStats, GenerateRequest
 from headrace.experience.columns import COLUMN_TYPES, group_of
@@ -97,7 +99,7 @@ def test_a_group_is_played_scored_journaled_and_judged_without_torch(tmp_path: P
         try:
             spec = spec_of(tmp_path, await engines(runtime))
             workers = await runtime.start(RolloutWorker, [spec], Placement(process=True, threads=1))
-            await workers.call("begin", 7, rank=0, what="a worker")
+            await workers.call("begin", 7, {}, rank=0, what="a worker")
             prompt = Prompt("p", "1+1=", {"prompt": "1+1=", "answer": "2"})
             given = Assignment(GroupKey(0, 3, 0), prompt, INITIAL, 2, 1, 0, ())
             items = [item async for item in workers.stream("play", given, rank=0, what="a group")]
@@ -224,6 +226,24 @@ def test_a_journal_that_has_a_fault_is_told_as_ours(tmp_path: Path, monkeypatch:
         Journal(tmp_path).written(4)
 
 
+def test_tokens_of_reward_servers_come_with_its_beginning(tmp_path: Path) -> None:
+    """Its environment, on another node of a Ray cluster, is not the command's."""
+
+    async def main() -> None:
+        runtime = InlineRuntime(apart=Processes("rollouts", logs=tmp_path), types=COLUMN_TYPES)
+        try:
+            spec = spec_of(tmp_path, await engines(runtime))
+            remote = {"url": "http://127.0.0.1:1", "token_env": "HEADRACE_NO_SUCH", "retries": 0}
+            reward = RewardConfig.model_validate({"function": "remote", "remote": remote})
+            spec = replace(spec, config=spec.config.model_copy(update={"reward": reward}))
+            workers = await runtime.start(RolloutWorker, [spec], Placement(process=True, threads=1))
+            await workers.call("begin", 1, {"HEADRACE_NO_SUCH": "swordfish"}, rank=0, what="a worker")
+        finally:
+            await runtime.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("missing", ["reward.py:score", "own.py:Mine"])
 def test_code_that_does_not_load_is_told(tmp_path: Path, missing: str) -> None:
     async def main() -> None:
@@ -234,7 +254,7 @@ def test_code_that_does_not_load_is_told(tmp_path: Path, missing: str) -> None:
 
             async def begin() -> None:
                 workers = await runtime.start(RolloutWorker, [spec], Placement(process=True, threads=1))
-                await workers.call("begin", 1, rank=0, what="a worker")
+                await workers.call("begin", 1, {}, rank=0, what="a worker")
 
             with pytest.raises(WorkerError, match=f"there is no file .*{missing.partition(':')[0]}"):
                 await begin()

@@ -36,6 +36,7 @@ from headrace.weights.version import INITIAL, Version
 
 PROMPT = Prompt("p", "1+1=", {"prompt": "1+1="})
 BLOCKED_S = 600.0
+TOKENS = {"TOKEN": "swordfish"}
 
 
 @dataclass
@@ -53,6 +54,8 @@ class Workers:
     seen: list[tuple[int, tuple[GroupKey, ...]]] = field(default_factory=list)
     """Each time that a group came aboard: who was."""
     begun: list[tuple[int, int]] = field(default_factory=list)
+    tokens: list[Any] = field(default_factory=list)
+    """That workers had as they began."""
     calls: list[str] = field(default_factory=list)
     restart_s: float = 0.0
     clears_s: float = 0.0
@@ -67,6 +70,7 @@ class Workers:
     async def call(self, method: str, *args: Any, rank: int, what: str, seconds: float | None = None) -> list[Any]:
         if method == "begin":
             self.begun.append((rank, args[0]))
+            self.tokens.append(args[1])
             if rank in self.lost:
                 raise WorkerLost(rank, self.lost[rank])
         elif method == "go_back":
@@ -174,6 +178,7 @@ def played_by(
         workers, losses, store = Workers(runtime, **of_workers), Losses(), Store()
         refs = RestoredRefs(runtime.refs, lambda place: b"")
         seats = RolloutSeats(workers, 2, runtime, store.writers, losses, often)  # type: ignore[arg-type]
+        seats.tokens = TOKENS
         await seats.begin()
         made: Any = RolloutWorkers
         runner = made(seats, runtime, store, refs, losses, times=Durations(), blocked_s=BLOCKED_S)
@@ -233,6 +238,7 @@ def test_all_that_was_aboard_is_lost_and_the_worker_comes_back_as_another_writer
         assert [isinstance(each, WorkerLost) for each in ended] == [True, False, True, False]
         assert workers.calls == ["restart 0"]
         assert workers.begun == [(0, 1), (1, 2), (0, 3)]
+        assert workers.tokens == [TOKENS] * 3
         assert store.writers.at_work == {2, 3}
         assert (await group(runner, 0, 1)).issue == 1
         assert store.ledger.assigned[-1] == (key(0), 1, 3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 
 from pydantic import ValidationError
 
@@ -12,6 +11,7 @@ from headrace.config import ConfigError
 from headrace.config.model import EngineConfig
 from headrace.config.reading.explain import explain
 from headrace.config.template import TemplateConfig
+from headrace.config.values.tokens import token_of
 
 _OPTIONS = {
     "engine.max_context": "--max-context",
@@ -22,11 +22,7 @@ _OPTIONS = {
 
 
 def run(args: argparse.Namespace) -> int:
-    token = None
-    if args.token_env is not None:
-        token = os.environ.get(args.token_env)
-        if not token:
-            raise ConfigError(f"--token-env names {args.token_env}, which is not set; export it, or leave it out")
+    token = None if args.token_env is None else token_of("--token-env", args.token_env)
     config, template = _engine_config(args), _template(args)
     from headrace.cli.piped import tell
     from headrace.controller.planning.out_of_memory import told_of

@@ -29,6 +29,9 @@ Urls = Annotated[
 ]
 
 
+REMOTE_TOKEN = "reward.remote.token_env"
+
+
 class RemoteRewardConfig(Section):
     url: Urls | None = None
     """`remote`: where batches of samples are posted as JSON: one address, or a list of them, which share the requests;

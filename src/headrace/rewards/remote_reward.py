@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
 
 from headrace.config.errors import ConfigError
-from headrace.config.reward import RemoteRewardConfig
+from headrace.config.reward import REMOTE_TOKEN, RemoteRewardConfig
+from headrace.config.values.tokens import token_of
 from headrace.experience.failures import FailureKind, describe
 from headrace.rewards.gathering import Gathering
 from headrace.rewards.outcome import FailedReward, NotARewardError, Verdict, as_scored
@@ -59,11 +59,13 @@ class RemoteReward:
     left alone for a while: its samples go to another at once, and wait only where none is well. Of a batch that fails
     everywhere each sample is asked about alone, as far as there is time, so that an odd one fails by itself."""
 
-    def __init__(self, config: RemoteRewardConfig, clock: Clock) -> None:
+    def __init__(self, config: RemoteRewardConfig, clock: Clock, tokens: Mapping[str, str] | None = None) -> None:
+        """`tokens`: see `RewardPool`."""
         if not config.urls:
             raise ConfigError("reward.function is 'remote', which needs reward.remote.url")
         self._config = config
         self._clock = clock
+        self._tokens = tokens
         self._servers = RewardServers(config.urls, config.backoff_s)
         self._gathering = Gathering(self._answer, at_once=config.connections, most=config.batch, what="remote reward")
         self._free = asyncio.Semaphore(config.connections)
@@ -72,13 +74,8 @@ class RemoteReward:
     async def start(self) -> None:
         """Raises ConfigError if the token is to come from an environment variable that is not set."""
         headers = {}
-        if self._config.token_env is not None:
-            token = os.environ.get(self._config.token_env)
-            if not token:
-                raise ConfigError(
-                    f"reward.remote.token_env is {self._config.token_env!r}, but the environment has no such variable; "
-                    "set it, or remove the key"
-                )
+        if (name := self._config.token_env) is not None:
+            token = token_of(REMOTE_TOKEN, name) if self._tokens is None else self._tokens[name]
             headers["Authorization"] = f"Bearer {token}"
         self._session = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None))
         self._gathering.start()

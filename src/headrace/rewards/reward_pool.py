@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -116,10 +116,13 @@ class RewardPool:
         ask: Ask | None = None,
         given: Given = NOTHING_GIVEN,
         columns: Sequence[str] | None = None,
+        tokens: Mapping[str, str] | None = None,
     ) -> None:
         """`log_path` takes what the reward functions print; it is thrown away unless given. `ask` answers the questions
         of judges; without it they fail every sample. `given`: functions that were given as objects. `columns` of the
-        rows, where a function's parameters are to be checked against them."""
+        rows, where a function's parameters are to be checked against them. `tokens` of reward servers, by environment
+        variable; unless given, those of this process's environment."""
+        self._tokens = tokens
         self._given = given
         self._columns = None if columns is None else list(columns)
         self.times = Durations()
@@ -219,7 +222,7 @@ class RewardPool:
         if places["here"] or home == "here":
             self._add_in_process(places["here"], group if home == "here" else None)
         for place in places["remote"]:
-            remote = RemoteReward(self._terms[place].remote, self._clock)
+            remote = RemoteReward(self._terms[place].remote, self._clock, self._tokens)
             self._open.push_async_callback(remote.close)
             await remote.start()
             self._judges[place] = self._timed(remote.judge)

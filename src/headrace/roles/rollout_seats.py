@@ -87,6 +87,8 @@ class RolloutSeats:
         self.tell: EventSink = lambda kind, data: None
         self.began: Callable[[Workers[Any], int], None] = lambda workers, rank: None
         """Told of each worker that is there, or there again, before anything comes aboard."""
+        self.tokens: Mapping[str, str] = {}
+        """Those that reward servers are sent, by environment variable."""
         workers.changed.listen(self._look)
 
     async def begin(self) -> None:
@@ -275,7 +277,8 @@ class RolloutSeats:
         seat.writer = self._writers.begin()
 
     async def _begin(self, seat: Seat) -> None:
-        await self.workers.call("begin", seat.writer, rank=seat.rank, what="a rollout worker", seconds=_BEGIN_S)
+        given = seat.writer, self.tokens
+        await self.workers.call("begin", *given, rank=seat.rank, what="a rollout worker", seconds=_BEGIN_S)
         seat.line = seat.engines = None
         while seat.line is not self._line or seat.engines is not self._engines:  # they may change while it is told
             await self._tell_line(seat)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from headrace.config.agent import OutsideAgent
-from headrace.config.errors import ConfigError
+from headrace.config.values.tokens import token_of
 from headrace.rollout.agent_episode import AgentEpisode
 from headrace.rollout.outside_tasks import OutsideTask, OutsideTasks, TaskBoard
 from headrace.rollout.relayed_tasks import RelayedTasks
@@ -29,11 +28,7 @@ class OutsidePlayer:
     def token(self) -> str | None:
         """That agents send to be given tasks, if one is asked for. Raises ConfigError if it is not to be had."""
         name = self.config.token_env
-        if name is None:
-            return None
-        if not (token := os.environ.get(name)):
-            raise ConfigError(f"rollout.agent.token_env names {name}, which is not set; export it, or leave it out")
-        return token
+        return None if name is None else token_of("rollout.agent.token_env", name)
 
     def relayed(self) -> RelayedTasks:
         """From now on the run's own process gives out what is played here."""

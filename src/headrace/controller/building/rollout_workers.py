@@ -12,6 +12,7 @@ from headrace.controller.building.processors import often_of
 from headrace.controller.building.reward_pools import RewardPools
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.plan import Plan
+from headrace.controller.planning.tokens import reward_tokens
 from headrace.engines.embedded.cache_plan import context_limit
 from headrace.engines.pool import EnginePool
 from headrace.experience.records.restored_refs import RestoredRefs
@@ -98,8 +99,9 @@ async def start_rollout_workers(
     silence = Silence(config.rollout.block_timeout_s, "rollout.block_timeout_s")
     where = Placement(process=True, threads=_THREADS, start_s=_START_S, silence=silence)
     outside = outside_player(plan.workflow)
+    tokens = reward_tokens(config)
     relay = None if outside is None else TaskRelay(outside, runtime, silence.most_s)
-    return await begun(RolloutWorker, [spec] * count, where, runtime, store, rewards, often_of(config), relay)
+    return await begun(RolloutWorker, [spec] * count, where, runtime, store, rewards, often_of(config), relay, tokens)
 
 
 async def begun(
@@ -111,13 +113,15 @@ async def begun(
     rewards: RewardPools,
     often: Often | None = None,
     relay: TaskRelay | None = None,
+    tokens: Mapping[str, str] | None = None,
 ) -> RolloutHands:
-    """Workers of a kind as `RolloutWorker`, at work. `often`: see `RolloutSeats`; `relay`: see `RolloutHands`. Raises
-    as `start_rollout_workers`."""
+    """Workers of a kind as `RolloutWorker`, at work. `often`, `tokens`: see `RolloutSeats`; `relay`: see
+    `RolloutHands`. Raises as `start_rollout_workers`."""
     losses, refs = Losses(), RestoredRefs(runtime.refs, store.journal.read)
     try:
         group = await runtime.start(kind, specs, where)
         seats = RolloutSeats(group, len(specs), runtime, store.writers, losses, often)
+        seats.tokens = tokens or {}
         if relay is not None:
             seats.began = relay.began
         await seats.begin()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headrace.config import TrainConfig
 from headrace.config.model import EngineSection, is_here
+from headrace.config.values.tokens import token_of
 from headrace.controller.planning.cache_memory import cache_of
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.server_launch import server_launch
@@ -45,11 +46,16 @@ def server_spec(
         launch=None if section.urls else server_launch(config, section, plan.weights, cache, rank),
         log=str(logs / f"{section.kind}-{rank}.log"),
         url=section.urls[place] if section.urls else "",
-        token_env=section.token_env,
-        admin_token_env=section.admin_token_env,
+        token=_token("token_env", section.token_env),
+        admin_token=_token("admin_token_env", section.admin_token_env),
         returns=returns,
         weights_from=_weights_from(config, section.urls[place] if section.urls else None),
     )
+
+
+def _token(key: str, name: str | None) -> str | None:
+    """That of the variable which a key of `engine` names. Raises ConfigError."""
+    return None if name is None else token_of(f"engine.{key}", name)
 
 
 def _weights_from(config: TrainConfig, url: str | None) -> str:

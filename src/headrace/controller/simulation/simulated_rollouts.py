@@ -152,7 +152,7 @@ async def simulated_workers(
             self.rank = host.rank
             self.is_lost = False
 
-        async def begin(self, writer: int) -> None:
+        async def begin(self, writer: int, tokens: object) -> None:
             """See `RolloutWorker.begin`."""
             fate.begins(self)
             journal = JournalWriter(store.path / "journal", writer, files=files)

@@ -63,9 +63,9 @@ class RolloutWorker(GroupPlayer):
         self._policy: EngineClients | None = None
         """The policy's engines."""
 
-    async def begin(self, writer: int) -> None:
-        """Open the journal as this writer, start the processes that score, and listen to the engines. Raises
-        ConfigError."""
+    async def begin(self, writer: int, tokens: Mapping[str, str]) -> None:
+        """Open the journal as this writer, start the processes that score, and listen to the engines. `tokens`: see
+        `RewardPool`. Raises ConfigError."""
         spec, config, clock = self._spec, self._config, self._host.clock
         journal = JournalWriter(Path(spec.journal), writer)
         self._open.callback(journal.close)
@@ -83,7 +83,7 @@ class RolloutWorker(GroupPlayer):
         for reward in config.rewards:
             if all(reward != known for known, _ in rewards):
                 share = reward.model_copy(update={"workers": math.ceil(worker_count(reward) / spec.workers)})
-                pool = RewardPool(share, clock=clock, log_path=Path(spec.reward_log), ask=ask)
+                pool = RewardPool(share, clock=clock, log_path=Path(spec.reward_log), ask=ask, tokens=tokens)
                 self._open.push_async_callback(pool.close)
                 await pool.start()
                 rewards.append((reward, pool))

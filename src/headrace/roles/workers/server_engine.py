@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -53,9 +53,9 @@ class ServerSpec:
     log: str
     """A file, which what it prints is added to."""
     url: str = ""
-    token_env: str | None = None
-    admin_token_env: str | None = None
-    """Of the kind's `admin_routes`; None: as `token_env`."""
+    token: str | None = field(default=None, repr=False)
+    admin_token: str | None = field(default=None, repr=False)
+    """Of the kind's `admin_routes`; None: as `token`."""
     returns: bool = False
     """Whether somebody brings it back once it has died."""
     weights_from: str = ""
@@ -143,8 +143,7 @@ class ServerEngineWorker(EngineHost[ServerEngine]):
             self._server = LaunchedServer(clock, Path(self._spec.log), kind.title)
             command = kind.command(launch, self._port)
             await self._server.start(command, lambda folder: kind.environment(launch, os.environ, folder))
-        token = _token("token_env", self._spec.token_env)
-        admin = _token("admin_token_env", self._spec.admin_token_env)
+        token, admin = self._spec.token, self._spec.admin_token
         self._http = ServerHttp(url, clock, token, {} if admin is None else dict.fromkeys(kind.admin_routes, admin))
         await self._http.open()
         dialect = kind.dialect(self._http, self._spec.limits.vocab_size, self._services, self._sender)
@@ -263,13 +262,3 @@ def given_at_once(slots: int, together: int | None) -> int:
     if together is None:
         return slots
     return min(slots, max(1, together - min(CHECKED, together // 2)))
-
-
-def _token(key: str, name: str | None) -> str | None:
-    """That of the variable which a key of `engine` names. Raises ConfigError."""
-    if name is None:
-        return None
-    token = os.environ.get(name)
-    if not token:
-        raise ConfigError(f"engine.{key} is {name!r}, but the environment has no such variable; set it")
-    return token

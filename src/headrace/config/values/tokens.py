@@ -1,0 +1,14 @@
+"""Tokens, which the config names by environment variables and never has itself."""
+
+from __future__ import annotations
+
+import os
+
+from headrace.config.errors import ConfigError
+
+
+def token_of(key: str, name: str) -> str:
+    """What this process's environment variable `name` holds, which `key` gives. Raises ConfigError."""
+    if not (token := os.environ.get(name)):
+        raise ConfigError(f"{key} names {name}, which is not set; export it, or leave {key} out")
+    return token
