@@ -22,6 +22,21 @@ from headrace.config.values.hosts import is_loopback
         ({"kind": "vllm", "url": "127.0.0.1:1"}, "url is '127.0.0.1:1'; give one as http://127.0.0.1:8000"),
         ({"kind": "vllm", "url": []}, "url is an empty list"),
         (
+            {"kind": "vllm", "url": "http://user:pw@h:8000", "token_env": "T"},
+            "url has a user before h:8000; drop it, and have token_env name the server's token",
+        ),
+        ({"kind": "vllm", "url": "http://user@127.0.0.1:8000"}, "url has a user before 127.0.0.1:8000; drop it"),
+        ({"kind": "vllm", "url": "http://@127.0.0.1:8000"}, "url has a user before 127.0.0.1:8000; drop it"),
+        (
+            {"kind": "vllm", "url": "http://h:8000?x=1", "token_env": "T"},
+            "url has something behind 'http://h:8000'; drop",
+        ),
+        ({"kind": "vllm", "url": "http://127.0.0.1:8000/?"}, "url has something behind 'http://127.0.0.1:8000/'; drop"),
+        (
+            {"kind": "vllm", "url": "http://127.0.0.1:8000/#a"},
+            "url has something behind 'http://127.0.0.1:8000/'; drop",
+        ),
+        (
             {"kind": "vllm", "url": "http://10.0.0.7:8000"},
             "is beyond this machine, where anybody may ask it; set token_env",
         ),

@@ -260,6 +260,9 @@ def test_a_token_that_is_not_set_is_told_before_anything_starts(
     far["weights__transport"] = "disk"
     with pytest.raises(ConfigError, match=r"^engine\.token_env names T, which is not set; export it"):
         make_plan(load_config(TrainConfig, make_job(tmp_path, **far)))
+    monkeypatch.setenv("T", "abc\r")
+    with pytest.raises(ConfigError, match=r"^engine\.token_env names T, which has white space at an end"):
+        make_plan(load_config(TrainConfig, make_job(tmp_path, **far)))
     monkeypatch.setenv("T", "a token")
     both = far | {"engine__kind": "sglang", "engine__admin_token_env": "A"}
     monkeypatch.delenv("A", raising=False)

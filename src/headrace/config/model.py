@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
@@ -213,6 +214,11 @@ def _check_urls(engine: EngineSection) -> None:
         found = urlsplit(url)
         if found.scheme not in ("http", "https") or not found.hostname:
             raise ValueError(f"url is {url!r}; give one as http://127.0.0.1:8000")
+        bare, host = re.split("[?#]", url)[0], found.netloc.rpartition("@")[2]
+        if host != found.netloc:
+            raise ValueError(f"url has a user before {host}; drop it, and have token_env name the server's token")
+        if bare != url:
+            raise ValueError(f"url has something behind {bare!r}; drop it: the server's paths are added to url")
         if not is_here(url) and not engine.token_env:
             raise ValueError(f"url {url!r} is beyond this machine, where anybody may ask it; set token_env")
 
