@@ -85,7 +85,7 @@ def met(answers: Mapping[str, Any], expected: Expected, keys: Keys = NONE, sent:
 
 
 def answers(
-    info: Mapping[str, Any] = {}, without: str = "", token: Any = TOKEN, of_ids: Sequence[float] = ()
+    info: Mapping[str, Any] = {}, without: str = "", token: Any = TOKEN, of_ids: Sequence[float | None] = ()
 ) -> dict[str, Any]:
     """`of_ids`: log-probs of ids that are asked for."""
     meta = {name: value for name, value in META.items() if name != without} | {"output_token_logprobs": token}
@@ -248,10 +248,12 @@ WIDE = [[-6.91, 3, None]]
         ([[-0.5, 3, None]], [-0.5, -4.0], "tells log-probs before temperature"),
         (WIDE, [], r"of -6\.91 where 50 ids are equally likely: it has another model, of .* about 1,002 ids, or tells"),
         ([[-4.2, 3, None]], [-4.2, -4.2], "a vocabulary of about 67 ids"),
+        ([[-4.2, 3, None]], [-4.2, None, -4.2], "a vocabulary of about 67 ids"),
+        ([[-4.2, 3, None]], [None], "about 67 ids, or tells"),
     ],
 )
 def test_another_vocabulary_and_log_probs_before_temperature_are_told_apart(
-    token: Any, of_ids: list[float], words: str
+    token: Any, of_ids: list[float | None], words: str
 ) -> None:
     """Where the folder that it was started with cannot be read."""
     told = answers({"model_path": "/on/another/machine"}, token=token, of_ids=of_ids)
@@ -259,8 +261,10 @@ def test_another_vocabulary_and_log_probs_before_temperature_are_told_apart(
         met(told, EXPECTED)
 
 
-def test_weights_that_were_never_whole_tell_nothing() -> None:
-    assert met(answers(token=[[float("nan"), 3, None]]), EXPECTED) == "SGLang 0.5.23"
+@pytest.mark.parametrize("logprob", [float("nan"), None])
+def test_weights_that_were_never_whole_tell_nothing(logprob: float | None) -> None:
+    """Of what is no number its JSON has null."""
+    assert met(answers(token=[[logprob, 3, None]]), EXPECTED) == "SGLang 0.5.23"
 
 
 def listed(*without: str, by_group: bool) -> dict[str, Any]:

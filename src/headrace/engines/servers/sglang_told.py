@@ -131,10 +131,12 @@ def not_of_vocabulary(answer: Mapping[str, Any], of_ids: Any, vocab_size: int, w
 
 
 def _of_token(answer: Mapping[str, Any]) -> float:
-    return float(answer["meta_info"]["output_token_logprobs"][0][0])
+    """NaN for the null by which it tells what is no number."""
+    told = answer["meta_info"]["output_token_logprobs"][0][0]
+    return math.nan if told is None else float(told)
 
 
 def _of_ids(answer: Any) -> list[float]:
     meta = answer.get("meta_info") if isinstance(answer, dict) else None
     told = meta.get("output_token_ids_logprobs") if isinstance(meta, dict) else None
-    return [float(each[0]) for each in told[0]] if told and told[0] else []
+    return [float(each[0]) for each in told[0] if each[0] is not None] if told and told[0] else []
