@@ -83,11 +83,12 @@ def route(
     *,
     excluded: Collection[int] = (),
     only: Collection[int] = (),
+    exactly: Version | None = None,
     home: int | None = None,
 ) -> int | None:
     """Index of the engine that serves a request: `home`, the one that was chosen for it, while it may; else that with
     fewest outstanding tokens. `minimum`: number of the oldest version that may, within the line. `only`: of these, if
-    any are named. None if there is none."""
+    any are named. `exactly`: no other version, where one is given. None if there is none."""
     able = [
         (engine, engine.version)
         for engine in engines
@@ -97,6 +98,7 @@ def route(
         and (not only or engine.index in only)
         and line.holds(engine.version)
         and (minimum is None or engine.version.number >= minimum)
+        and exactly in (None, engine.version)
     ]
     if any(engine.index == home for engine, _ in able):
         return home

@@ -8,22 +8,37 @@ from headrace.engines.validate import check_finite
 from headrace.weights.version import Version
 
 
-def check_chunk(chunk: TokenChunk, request: GenerateRequest, line: VersionLineage, minimum: Version | None) -> None:
-    """`minimum`: the oldest version that may serve it. Raises EngineError for a chunk that is not what was asked
-    for."""
+def check_chunk(
+    chunk: TokenChunk,
+    request: GenerateRequest,
+    line: VersionLineage,
+    minimum: Version | None,
+    exactly: Version | None = None,
+) -> None:
+    """`minimum`: the oldest version that may serve it. `exactly`: the one that alone may. Raises EngineError for a
+    chunk that is not what was asked for."""
     lengths = {len(chunk.tokens), len(chunk.logprobs), len(chunk.versions), len(chunk.branches)}
     if len(lengths) != 1:
         raise EngineError(f"request {request.request_id}: a chunk whose arrays differ in length")
     check_finite(request.request_id, chunk.tokens, chunk.logprobs)
     if request.return_kept and request.sampling.truncates and len(chunk.tokens):
         _check_kept(chunk, request)
+    if exactly is not None:
+        others = (chunk.versions != exactly.number) | (chunk.branches != exactly.branch)
+        if others.any():
+            served = _served(chunk)[int(others.argmax())]
+            raise EngineError(f"request {request.request_id} asked for {exactly} alone, but was served by {served}")
     if minimum is None or not len(chunk.tokens):
         return
     floor = line.floor(minimum)
     if not _is_new_enough(line, chunk, floor):
-        served = {Version(int(b), int(n)): None for b, n in zip(chunk.branches, chunk.versions, strict=True)}
-        old = next(v for v in served if v.number < floor or not line.held(v))
+        old = next(v for v in _served(chunk) if v.number < floor or not line.held(v))
         raise EngineError(f"request {request.request_id} asked for {minimum}, but was served by {old}")
+
+
+def _served(chunk: TokenChunk) -> list[Version]:
+    """By which each of its tokens was sampled."""
+    return [Version(int(b), int(n)) for b, n in zip(chunk.branches, chunk.versions, strict=True)]
 
 
 def _is_new_enough(line: VersionLineage, chunk: TokenChunk, minimum: int) -> bool:

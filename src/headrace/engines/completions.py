@@ -125,6 +125,11 @@ class Asked:
     """Whose clocks stand still while no engine may serve it."""
     cut: Cut | None = None
 
+    @property
+    def exactly(self) -> Version | None:
+        """See `Place.exactly`."""
+        return None if self.place is None else self.place.exactly
+
 
 async def stream(pool: EnginePool, asked: Asked) -> AsyncGenerator[TokenChunk, None]:
     """Chunks up to the one with the finish reason (ABORT too). Interruptions and deaths are hidden, and so is a failure
@@ -327,6 +332,7 @@ async def _engine_for(pool: EnginePool, asked: Asked, state: _Progress) -> Membe
         failed.clear()
         return None
     wanted = "any version" if asked.minimum is None else f"{asked.minimum} or newer"
+    wanted = wanted if asked.exactly is None else f"{asked.exactly} alone"
     have = ", ".join(
         f"{view.version or view.state}{' (failed)' if view.index in failed else ''}" for view in pool.views()
     )
@@ -379,7 +385,7 @@ async def _ask(pool: EnginePool, member: Member, asked: Asked, state: _Progress)
     with pool.asked(member, asked.place, state.left, asked.still) as came:
         try:
             async for chunk in chunks:
-                check_chunk(chunk, request, pool.line, asked.minimum)
+                check_chunk(chunk, request, pool.line, asked.minimum, asked.exactly)
                 if len(chunk.tokens):
                     came(len(chunk.tokens))
                 finished = chunk.finish_reason is not None

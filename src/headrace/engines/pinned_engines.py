@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from headrace.engines.member import Member
 from headrace.engines.place import Place
-from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import PinnedVersion
 from headrace.runtime.signal import Signal
 
@@ -27,10 +26,14 @@ class PinnedEngines:
 
     @property
     def is_lost(self) -> bool:
-        """Each of them has died, or was taken out of the run."""
+        """Each of them has died, was taken out of the run, or has another version."""
         self._look()
         return all(
-            member.state is EngineState.GONE or member.engine is not engine or engine.failure is not None or pin.is_lost
+            not member.is_up
+            or member.engine is not engine
+            or engine.failure is not None
+            or engine.version != self.version
+            or pin.is_lost
             for member, engine, pin in zip(self._members, self._engines, self._held, strict=True)
         )
 

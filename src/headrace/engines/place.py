@@ -13,7 +13,7 @@ class Place:
     """Where a group, an episode or an evaluation is generated. Chosen when it is admitted; it travels with it."""
 
     version: Version
-    """That it began on: no engine serves it with an older one of the line."""
+    """That it began on: no engine serves it with an older one of the line, and those of `only` with no newer one."""
     home: int | None = None
     """Index of its engine; None until its first request, where each episode has an engine of its own. Another one once
     that engine is gone."""
@@ -21,6 +21,11 @@ class Place:
     """No other engine may serve it, if any are named."""
     left: int = 0
     """Of the tokens that it is reckoned with, those still to come: its share of its engine's load."""
+
+    @property
+    def exactly(self) -> Version | None:
+        """The version that alone may serve it: that which is held for it, where engines are named."""
+        return self.version if self.only else None
 
     def of_episode(self) -> Place:
         """Of one episode of the group: its own, where each goes to an engine of its own."""

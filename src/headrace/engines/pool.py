@@ -234,8 +234,8 @@ class EnginePool:
     def route(self, minimum: int | None, place: Place | None, excluded: Collection[int] = ()) -> Member | None:
         """The engine that may serve a request now; None if none may. An episode's first request finds its home, and so
         does the next one where that is gone: later ones go where its keys and values are."""
-        home, only = (None, ()) if place is None else (place.home, place.only)
-        index = route(self.views(), self.line, minimum, excluded=excluded, only=only, home=home)
+        home, only, exactly = (None, (), None) if place is None else (place.home, place.only, place.exactly)
+        index = route(self.views(), self.line, minimum, excluded=excluded, only=only, exactly=exactly, home=home)
         if index is None:
             return None
         if place is not None and not only and (home is None or self.members[home].state is EngineState.GONE):

@@ -74,7 +74,7 @@ class Assignment:
     home: int | None
     """The engine that was chosen for it, by its place in the pool; None: the worker chooses, for each episode."""
     only: tuple[int, ...]
-    """No other engine may serve it, if any are named."""
+    """No other engine may serve it, if any are named, and these with `version` alone."""
 
 
 @dataclass(frozen=True, slots=True)
