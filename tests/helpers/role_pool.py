@@ -38,6 +38,7 @@ class Member:
         self.misses_version = False
         self.deaths = 0
         self.failure: Exception | None = None
+        self.lost_at, self.dismissed = 0.0, False
         self.away = False
         self.revive: Any = object()
         self.load = 0

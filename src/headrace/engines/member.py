@@ -52,7 +52,11 @@ class Member:
         self.misses_version = False
         """A newer version is published, and not where this one takes it from."""
         self.failure: Exception | None = None
-        """What it died of last."""
+        """What it was lost by; None once another engine is in its place."""
+        self.lost_at = 0.0
+        """When that was, in seconds."""
+        self.dismissed = False
+        """It was taken out of the run."""
         self._before = NO_STATS
 
     @property
@@ -95,13 +99,20 @@ class Member:
         too_often = self._losses.lost(now)
         if returns and too_often is not None:
             why, returns = EngineError(f"{why}; that was so {too_often}"), False
-        self.failure = why
+        self.failure, self.lost_at = why, now
         self.state = EngineState.EJECTED if returns else EngineState.GONE
+
+    def gone(self, why: Exception, now: float, *, dismissed: bool = False) -> None:
+        """It serves nothing more since `now`, and does not come back. `dismissed`: since it was taken out of the
+        run."""
+        self.failure, self.lost_at, self.dismissed = why, now, dismissed
+        self.state = EngineState.GONE
 
     def replace(self, engine: Engine) -> None:
         """`engine` serves in its place. What the one before did still counts."""
         self._before = summed([self._before, past(self.engine.stats())])
         self.engine = engine
+        self.failure = None
         self.state = EngineState.SERVING
 
     def proven(self) -> None:
@@ -111,6 +122,13 @@ class Member:
     def stats(self) -> EngineStats:
         now = self.engine.stats()
         return now if self._before is NO_STATS else summed([self._before, now])
+
+
+def last_failure(members: Sequence[Member]) -> Exception | None:
+    """By which one was lost last, and is not back; None if none was. Those that were taken out of the run are left
+    out."""
+    lost = [member for member in members if member.failure is not None and not member.dismissed]
+    return max(lost, key=lambda member: member.lost_at).failure if lost else None
 
 
 NO_STATS = EngineStats(0, 0, 0, 0, 0, 0.0, 0.0)

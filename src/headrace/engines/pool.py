@@ -12,7 +12,7 @@ from headrace.engines.admission import AnyLineage, VersionLineage, admit, admit_
 from headrace.engines.catching_up import have_newest, started
 from headrace.engines.downtime import Downtime
 from headrace.engines.lent import Kill, LentEngines
-from headrace.engines.member import Member, Revive, summed
+from headrace.engines.member import Member, Revive, last_failure, summed
 from headrace.engines.pinned_engines import PinnedEngines
 from headrace.engines.place import Place, RequestLoad
 from headrace.engines.pool_sleep import PoolSleep
@@ -151,7 +151,7 @@ class EnginePool:
         self.look()
         if any(member.state is not EngineState.GONE for member in self.members):
             return None
-        return next(member.failure for member in self.members if member.failure is not None)
+        return last_failure(self.members) or EngineError("all were taken out of the run")
 
     @property
     def down_s(self) -> float | None:
@@ -333,7 +333,7 @@ class EnginePool:
     async def dismiss(self, member: Member, why: str) -> None:
         """It serves nothing more, and does not come back: one that is being made anew is made no further. What it has
         in flight goes on elsewhere."""
-        member.state, member.failure = EngineState.GONE, EngineError(why)
+        member.gone(EngineError(why), self.clock.now(), dismissed=True)
         self.events.report("engine_removed", {**self.named(member), "message": f"{member.name}: {why}"})
         self._count_outage()
         self.changed.notify()

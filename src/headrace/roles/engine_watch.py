@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headrace.engines.member import last_failure
 from headrace.engines.pool import EnginePool
 from headrace.engines.pool_state import EngineState
 from headrace.engines.protocol import EngineError
@@ -61,7 +62,7 @@ class EngineWatchRole:
             return deadline - max(waits)
         for each, down in downs:
             if down is not None and down >= deadline and self._is_wanted():
-                raise EnginesLost(_down(each, deadline))
+                raise EnginesLost(down_for(each, deadline))
         if stuck is not None and stuck >= deadline:
             raise EnginesLost(
                 f"no engine could take the newest weights for {deadline:g} s (engine.return_deadline_s), and nothing "
@@ -96,8 +97,9 @@ class EngineWatchRole:
         return now - self._stuck_since
 
 
-def _down(pool: EnginePool, deadline_s: float) -> str:
-    failure = next((member.failure for member in pool.members if member.failure is not None), None)
+def down_for(pool: EnginePool, deadline_s: float) -> str:
+    """Why the run ends once no engine of it has served for the deadline, in words."""
+    failure = last_failure(pool.members)
     why = f"died: {failure}" if failure is not None else "could not take new weights, and holds none that are whole"
     which = "no engine" if pool.judge is None else pool.name
     has = "has" if pool.judge is None else "has not"

@@ -63,7 +63,7 @@ class EngineClients:
         """The engine at this place serves nothing more."""
         member = self.pool.members[place]
         self._gone.add(place)
-        member.state, member.failure = EngineState.GONE, _Gone("it was taken out of the run")
+        member.gone(_Gone("it was taken out of the run"), self._host.clock.now(), dismissed=True)
         if (task := self._returns.pop(place, None)) is not None:
             task.cancel()
         self._changed()
@@ -103,7 +103,7 @@ class EngineClients:
                     engine = await self._back(member.engine, None)
                 except _Gone as error:
                     self._gone.add(member.index)
-                    member.state, member.failure = EngineState.GONE, error
+                    member.gone(error, self._host.clock.now())
                     return
                 except (EngineError, WaitTimeout, OSError):
                     failures += 1
