@@ -18,11 +18,14 @@ from headrace.controller.building.groundwork import Groundwork, filter_role, lay
 from headrace.controller.building.judge_engines import asker, returns_of, serving, stop_engine
 from headrace.controller.building.reward_model import load_model_reward
 from headrace.controller.building.rollout_workers import end_rollout_workers, start_rollout_workers
+from headrace.controller.control_socket import listening
 from headrace.controller.planning.plan import Plan
 from headrace.controller.planning.role_devices import policy_device
 from headrace.controller.role_tasks import Role
+from headrace.controller.scaling import Scaling
 from headrace.controller.stopping import StopRequest
 from headrace.controller.supervise import end, rewards, see_through, tell_of_damage, watching
+from headrace.engines.member import Member
 from headrace.engines.pool import EnginePool
 from headrace.engines.protocol import SwapMode
 from headrace.experience.loader import StreamingLoader
@@ -35,6 +38,7 @@ from headrace.roles.engine_watch import EngineWatchRole
 from headrace.roles.recording import NAME, RecordingRole
 from headrace.roles.rollout import RolloutRole
 from headrace.roles.weight_follower import WeightFollowerRole
+from headrace.roles.weight_followers import WeightFollowersRole
 from headrace.rollout.workflow import outside_player
 from headrace.runtime.collection import rare_collections
 from headrace.runtime.protocol import Runtime
@@ -82,12 +86,17 @@ async def record_rollouts(
             recording = _recording(plan, store, base, lineage)
             base.recorder.event("started", _started(plan, base, begun))
             try:
-                async with serving(judges, runtime.clock), watching(view, folder, base.recorder, runtime):
+                scaling = Scaling(plan.config, engines, plane.receiver(), hands, base.recorder.event, ahead=base.ahead)
+                async with (
+                    serving(judges, runtime.clock),
+                    watching(view, folder, base.recorder, runtime),
+                    listening(folder, runtime.clock, scaling.answer),
+                ):
                     if restored is not None:
                         tell_of_damage(base.recorder, store, restored)
                         base.flow.restore(restored.number, restored.ready, restored.running)
                     rollout = rollout_role(plan, base, engines, judges, pool)
-                    keepers = _keepers(base, engines, [*judges.values()], plane)
+                    keepers = _keepers(plan, base, engines, [*judges.values()], plane)
                     await _run_roles(plan, base, recording, rollout, scores, stop, keepers)
                     status: Literal["finished", "stopped"] = "finished" if base.flow.is_finished else "stopped"
                     reason = {} if status == "finished" else {"reason": stop.reason}
@@ -133,16 +142,20 @@ def _recording(plan: Plan, store: RunStore, base: Groundwork, lineage: Lineage) 
     return RecordingRole(base.context, loader, lineage, after_batch)
 
 
-def _keepers(base: Groundwork, engines: EnginePool, judges: Sequence[EnginePool], plane: WeightPublisher) -> list[Role]:
+def _keepers(
+    plan: Plan, base: Groundwork, engines: EnginePool, judges: Sequence[EnginePool], plane: WeightPublisher
+) -> list[Role]:
     """Who brings back engines that died."""
+    context = base.context
     engines.events.tell_to(base.recorder.event)
     engines.changed.listen(base.flow.changed.notify)
-    followers = [
-        WeightFollowerRole(base.context, engines, member, plane.receiver(), SwapMode.RECOMPUTE)
-        for member in engines.members
-    ]
-    watch = EngineWatchRole(base.context, engines, judges=judges)
-    return [*followers, *returns_of(judges, base.context, base.recorder), watch]
+
+    def follower(member: Member) -> WeightFollowerRole:
+        return WeightFollowerRole(context, engines, member, plane.receiver(), SwapMode.RECOMPUTE)
+
+    followers = WeightFollowersRole(engines, context.runtime, follower, plan.config.runtime.stall_timeout_s)
+    watch = EngineWatchRole(context, engines, judges=judges)
+    return [followers, *returns_of(judges, context, base.recorder), watch]
 
 
 async def _run_roles(
