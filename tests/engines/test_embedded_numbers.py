@@ -31,6 +31,7 @@ from headrace.engines.embedded.cache_plan import CachePlan, cache_shape
 from headrace.engines.embedded.runners import choice, fused_weights
 from headrace.engines.embedded.runners.choice import choose_runner
 from headrace.engines.embedded.runners.fused_runner import FusedRunner
+from headrace.engines.protocol import EngineError
 from headrace.models.product_choice import ProductChoice
 
 KERNELS = "headrace.engines.embedded.runners.triton_operations"
@@ -113,6 +114,53 @@ def test_a_fused_runner_that_differs_from_the_model_is_not_used() -> None:
     cache = KeyValueCache(cache_shape(model.config), CachePlan(2, 32, 0), torch.float32, DEVICE)
     with torch.inference_mode():
         assert type(choose_runner(model, cache)).__name__ == "GenericRunner"
+
+
+def test_attention_that_does_not_go_through_the_interface_is_refused() -> None:
+    async def run() -> None:
+        async with serving(_own_attention(), max_concurrent_sequences=2):
+            pass
+
+    with pytest.raises(EngineError, match=r"its attention stays transformers' eager.*AttentionInterface"):
+        asyncio.run(run())
+
+
+def test_a_model_whose_rows_attend_to_keys_of_others_places_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which it does not say itself: it computes the right thing for rows of one length."""
+    model = _own_attention()
+    monkeypatch.setattr(type(model), "_can_set_attn_implementation", classmethod(lambda cls: True))
+    with pytest.raises(EngineError, match="computes other logits than its own forward pass"):
+        _chosen(model)
+    monkeypatch.setattr(choice, "_LAG", 0)
+    _chosen(model)
+
+
+def test_layers_of_other_masks_are_refused() -> None:
+    """Of chunks so long that a comparison would not see them."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size_mlp": 48}
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_local_experts": 2, **heads}
+    config = transformers.Llama4TextConfig(vocab_size=VOCAB, attention_chunk_size=64, pad_token_id=None, **shape)
+    model = transformers.Llama4ForCausalLM(config).to(DEVICE).eval()
+    assert "chunked_attention" in config.layer_types
+    with pytest.raises(EngineError, match=r"has layers of chunked_attention, .* use plain or sliding-window attention"):
+        _chosen(model)
+
+
+def _own_attention() -> Any:
+    """A model with attention of its own, which no function is given for."""
+    kinds = [[["global", "local"], 1]]
+    shape: dict[str, Any] = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "attention_types": kinds}
+    config = transformers.GPTNeoConfig(
+        vocab_size=VOCAB, window_size=8, max_position_embeddings=128, bos_token_id=None, eos_token_id=None, **shape
+    )
+    torch.manual_seed(0)
+    return transformers.GPTNeoForCausalLM(config).to(DEVICE).eval()
+
+
+def _chosen(model: Any) -> Any:
+    cache = KeyValueCache(cache_shape(model.config), CachePlan(2, 32, 0), torch.float32, DEVICE)
+    with torch.inference_mode():
+        return choose_runner(model, cache)
 
 
 def test_memory_that_runs_out_as_a_runner_is_tried_says_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ from headrace.models.length_batches import SegmentPlan
 from headrace.models.varlen_attention import varlen_attention
 
 PACKED_ATTENTION = "headrace_packed"
+KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+"""Layer types whose mask a function of `AttentionInterface` can tell from the arguments that it gets."""
 _UNSUPPORTED = ("s_aux", "position_bias", "head_mask", "cache")
 
 

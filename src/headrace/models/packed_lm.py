@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from headrace.models.attention import PACKED_ATTENTION, UnsupportedAttention, register_packed_attention
+from headrace.models.attention import KNOWN_LAYERS, PACKED_ATTENTION, UnsupportedAttention, register_packed_attention
 from headrace.models.length_batches import SegmentPlan
 from headrace.models.parallel.shared_pass import SharedPass
 from headrace.models.parallel.vocabulary import VocabularyShare
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 _PROBE_LENGTHS = (7, 4)
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Largest deviation that is rounding, as a share of the largest value."""
-_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
-"""Layer types whose mask `packed_attention` can tell from the arguments that it gets."""
 
 
 class PackedForward(StrEnum):
@@ -256,7 +254,7 @@ def may_keep_segments(model: Any) -> bool:
     """Whether `packed_attention` could be its attention, as far as its class and config tell."""
     layers = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    return takes_positions and bool(model._supports_attention_backend) and layers <= _KNOWN_LAYERS
+    return takes_positions and bool(model._supports_attention_backend) and layers <= KNOWN_LAYERS
 
 
 def output_layer(model: Any) -> Any:

@@ -25,11 +25,14 @@ _IMPLEMENTATION = "headrace_slots"
 
 
 class GenericRunner:
-    """See `Runner`. Takes the model over: its attention is switched to the slots."""
+    """See `Runner`. Takes the model over: its attention is switched to the slots. Raises TypeError if it cannot be."""
 
     def __init__(self, model: Any, cache: KeyValueCache) -> None:
         AttentionInterface.register(_IMPLEMENTATION, _attend)
         model.set_attn_implementation(_IMPLEMENTATION)
+        # transformers only warns where a model does not look at what is set.
+        if (taken := model.config.get_text_config()._attn_implementation) != _IMPLEMENTATION:
+            raise TypeError(f"its attention stays transformers' {taken}")
         self._model = model
         self._cache = cache
         self._told: torch.Tensor | None = None
