@@ -159,6 +159,20 @@ def test_what_heads_do_not_divide_into_is_refused_with_what_fits(job: Path, layo
         check_layouts(given(job, f"trainer.layout={layout}"), CONFIGS["qwen3"](), on(CPU))
 
 
+@pytest.mark.parametrize("who", ["trainer", "critic"])
+@pytest.mark.parametrize(("vocabulary", "words"), [(17, "17 rows .* have none; use a tp of 1, 2, 4$"), (24, None)])
+def test_each_tensor_rank_has_rows_of_the_vocabulary(
+    job: Path, tmp_path: Path, who: str, vocabulary: int, words: str | None
+) -> None:
+    shape = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 8}
+    model = LlamaConfig(vocab_size=vocabulary, pad_token_id=0, bos_token_id=1, eos_token_id=2, **shape)
+    model.save_pretrained(tmp_path)
+    own = ["algorithm.recipe=ppo", "critic.placement=process", f"critic.model={tmp_path}"] if who == "critic" else []
+    config = given(job, *own, f"{who}.layout=t8")
+    with nullcontext() if words is None else pytest.raises(ConfigError, match=rf"^{who}\.layout has tp 8, .*{words}"):
+        check_layouts(config, model, on(CPU))
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [

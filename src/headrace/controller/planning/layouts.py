@@ -150,6 +150,12 @@ def _check_divides(name: str, layout: LayoutConfig, text: Any) -> None:
                 f"{name}.layout has tp {tp}, and the model has {count} {what}; use a tp of "
                 f"{_divisors(list(counts.values()))}"
             )
+    if -(-(rows := int(text.vocab_size)) // tp) * (tp - 1) >= rows:
+        fits = [each for each in _numbers(list(counts.values())) if each == 1 or -(-rows // each) * (each - 1) < rows]
+        raise ConfigError(
+            f"{name}.layout has tp {tp}, and with as many of the {rows} rows of the vocabulary in each rank but the "
+            f"last, some have none; use a tp of {', '.join(map(str, fits))}"
+        )
     if (heads // tp) % cp or ((key_heads // tp) % cp and cp % (key_heads // tp)):
         fits = [
             each
