@@ -44,6 +44,18 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Moe",
         {"moe_intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
     ),
+    "qwen2_moe_sliding": (  # its attention says nothing of its window, which is longer than what is tried at a start
+        "Qwen2Moe",
+        {
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 24,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "use_sliding_window": True,
+            "sliding_window": 16,
+            "layer_types": _LAYER_TYPES,
+        },
+    ),
     "qwen2": ("Qwen2", {}),
     "llama": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("Mistral", {"sliding_window": None}),

@@ -16,6 +16,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -40,6 +41,16 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen3": Qwen3Config(**SHAPE, tie_word_embeddings=True),
     "qwen3_moe": Qwen3MoeConfig(
         **SHAPE, moe_intermediate_size=16, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True
+    ),
+    "qwen2_moe": Qwen2MoeConfig(
+        **SHAPE,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=24,
+        num_experts=4,
+        num_experts_per_tok=2,
+        use_sliding_window=True,
+        sliding_window=20,
+        layer_types=["sliding_attention", "full_attention"],
     ),
     "llama": LlamaConfig(**SHAPE, tie_word_embeddings=False),
     "gemma2": Gemma2Config(**SHAPE, sliding_window=5, query_pre_attn_scalar=8),

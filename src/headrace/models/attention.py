@@ -19,6 +19,18 @@ KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 _UNSUPPORTED = ("s_aux", "position_bias", "head_mask", "cache")
 
 
+def window_of(module: nn.Module, given: int | None) -> int | None:
+    """Of how many tokens its layer sees the last ones; None: of all. `given`: by the call. Qwen2-MoE leaves the window
+    to the mask, which is made from the config's layer types."""
+    if given is None:
+        config: Any = getattr(module, "config", None)
+        layers, place = getattr(config, "layer_types", None) or (), getattr(module, "layer_idx", None)
+        if isinstance(place, int) and place < len(layers) and layers[place] == "sliding_attention":
+            window: int | None = getattr(config, "sliding_window", None)
+            return window
+    return given
+
+
 class UnsupportedAttention(NotImplementedError):
     """The model asks for a kind of attention that this one does not compute."""
 
@@ -62,12 +74,13 @@ def packed_attention(
     if asked:
         raise UnsupportedAttention(f"{type(module).__name__} asks for {', '.join(asked)}")
 
+    window = window_of(module, sliding_window)
     if (shared := segments.shared) is not None:
         query, key, value = (shared.by_heads(states, segments.tokens) for states in (query, key, value))
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
-    made = None if softcap is not None else _at_once(q, k, v, segments, scaling, sliding_window)
+    made = None if softcap is not None else _at_once(q, k, v, segments, scaling, window)
     if made is None:
-        made = _by_length(q, k, v, segments, scaling, sliding_window, softcap)
+        made = _by_length(q, k, v, segments, scaling, window, softcap)
     return (made[None] if shared is None else shared.by_tokens(made[None])), None
 
 

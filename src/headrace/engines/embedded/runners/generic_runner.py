@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.runners.runner import PrefillPass
 from headrace.engines.embedded.runners.slot_attention import decode_attention, decode_bias, prefill_attention, visible
+from headrace.models.attention import window_of
 from headrace.models.fast_linear import use_fast_products
 from headrace.models.routing import attach_routing
 
@@ -208,7 +209,7 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """An attention function of the library: `query` [b, heads, T, d]; returns [b, T, heads, d]."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    mask = slot_pass.mask(sliding_window)
+    mask = slot_pass.mask(window_of(module, sliding_window))
     wide = query.to(key.dtype)
     if slot_pass.is_decode:
         out = decode_attention(wide[:, :, 0], key, value, mask, scale, softcap)[:, None]
