@@ -132,7 +132,7 @@ class GoesOn:
 class Groups:
     """Discards what was accumulated, unless its trainer is lost."""
 
-    may_come_back = False
+    may_come_back = can_be_lost = False
 
     def __init__(self, *losses: WorkerLost) -> None:
         self._losses = [*losses]

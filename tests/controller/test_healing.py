@@ -26,7 +26,7 @@ class Group:
         return True
 
     absent: ClassVar[dict[str, str]] = {}
-    may_come_back = False
+    may_come_back = can_be_lost = False
 
     without: bool | None = None
     """Whether it may go on without those that have no room, as it was told last."""

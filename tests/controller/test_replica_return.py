@@ -27,6 +27,7 @@ class Group:
     """For its replica there is room after so many tries."""
 
     name = "trainer"
+    can_be_lost = False
 
     def __init__(self, *failures: Exception) -> None:
         self.failures = [*failures]

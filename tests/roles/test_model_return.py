@@ -78,3 +78,27 @@ def test_where_no_node_has_room_in_time_it_is_not_tried_again() -> None:
         assert len(tried) == 1
 
     run_virtually(main)
+
+
+def test_one_that_is_lost_while_nobody_asks_it_is_told_of_and_brought_back_once() -> None:
+    """The second time it was asked something: the loss is one, and so is what follows it."""
+
+    async def main(runtime: VirtualRuntime) -> None:
+        workers: Any = Workers()
+        told, kept = list[tuple[float, str]](), list[str]()
+        returns = ModelReturn(workers, runtime.clock, workers.restart, Often(3, 600.0))
+        returns.tell_to(kept.append, lambda kind, data: told.append((runtime.clock.now(), data["worker"])))
+        keeper = runtime.spawn(returns.run(), "return")
+        await runtime.clock.sleep(100.0)
+        workers.lose()
+        await runtime.clock.sleep(5.0)
+        assert not workers.lost
+        await returns.after(workers.lose())
+        await runtime.clock.sleep(5.0)
+        assert [(at < 102.0, worker) for at, worker in told] == [(True, "reference/0"), (False, "reference/0")]
+        assert (kept, returns.lives) == (["reference/0"] * 2, 2)
+        workers.lose()
+        with pytest.raises(WorkerLost, match="that was so 3 times within 600 s"):
+            await keeper
+
+    run_virtually(main)

@@ -107,3 +107,55 @@ def test_what_earlier_passes_gave_is_let_go_where_a_later_one_fails() -> None:
         await runtime.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("died", ["between two passes", "while nobody asked it"])
+def test_what_a_model_scored_before_it_was_made_anew_is_scored_again_with_the_version_of_the_batch(died: str) -> None:
+    """It came back while nobody waited for it."""
+
+    async def main() -> None:
+        runtime = InlineRuntime()
+        returns: Any = SimpleNamespace(lives=0)
+        done, given = list[str](), list[Ref]()
+
+        class Follows:
+            def forget(self) -> None:
+                done.append("forgets")
+
+            async def reach(self, number: int) -> None:
+                done.append("takes")
+
+        async def score(rows: Sequence[RowToTrain]) -> list[tuple[Ref]]:
+            done.append("scores")
+            given.extend(runtime.refs.put({"proximal": len(each)}) for each in rows)
+            if died == "between two passes" and len(given) == 1:
+                returns.lives += 1
+            return [(ref,) for ref in given[-len(rows) :]]
+
+        context: Any = SimpleNamespace(runtime=runtime, refs=runtime.refs, flow=SimpleNamespace(batch=0))
+        follows: Any = Follows()
+        scored = ScoredColumns(
+            context,
+            name="proximal",
+            columns=("proximal",),
+            score=score,
+            max_tokens=4,
+            follows=follows,
+            returns=returns,
+        )
+        columns = {"tokens": runtime.refs.put({"tokens": 4}), "kept_sets": None, "temperatures": None}
+        lease: Any = SimpleNamespace(rows=[row(place, columns, length=4) for place in range(2)])
+        first = await scored.compute(lease)
+        if died == "between two passes":
+            assert done == ["takes", "scores", "scores", "forgets", "takes", "scores", "scores"]
+            for ref in given[:2]:
+                with pytest.raises(RefLost):
+                    runtime.refs.get(ref)
+        else:
+            returns.lives += 1
+            await scored.compute(lease)
+            assert done == ["takes", "scores", "scores", "forgets", "takes", "scores", "scores"]
+        assert list(first.columns["proximal"].values()) == (given[2:] if died == "between two passes" else given[:2])
+        await runtime.close()
+
+    asyncio.run(main())

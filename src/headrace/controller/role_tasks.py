@@ -47,7 +47,7 @@ class Loop:
     relays: Role | None
     """Bring versions to where the trainer's memory is not seen."""
     returns: Sequence[Role]
-    """Bring the judges' engines back."""
+    """Bring back the judges' engines, and models that only score."""
     evaluator: Role | None
     gap: Role | None
     watch: Role | None
@@ -71,8 +71,9 @@ class RoleTasks:
         self._ground = ground
         self._fillings = Restarts(*_MOST_FILLINGS)
         self._going_on: dict[str, asyncio.Task[Any]] = {}
-        self._returns: list[asyncio.Task[Any]] = []
-        """Of replicas; among the columns' tasks."""
+        self._beside: list[asyncio.Task[Any]] = []
+        """Among the columns' tasks, those that no batch needs: returns of replicas, and who tells of a trainer that is
+        lost while nobody asks it."""
 
     def keepers(self) -> dict[str, asyncio.Task[Any]]:
         """Those that keep engines and functions at work, by name, begun: from before the first evaluation to behind
@@ -81,7 +82,7 @@ class RoleTasks:
         roles = {"weight followers": loop.followers}
         if loop.relays is not None:
             roles["weight relays"] = loop.relays
-        roles |= {f"return of judge {index}": role for index, role in enumerate(loop.returns)}
+        roles |= {f"return {index}": role for index, role in enumerate(loop.returns)}
         if loop.watch is not None:
             roles["engine watch"] = loop.watch
         roles["functions worker"] = loop.functions
@@ -103,13 +104,13 @@ class RoleTasks:
                     if actor.done() and actor.exception() is not None:
                         raise  # in the midst of a batch: there is nothing to commit
                     parts.stop()
-                    left = [self._going_on.get("evaluator"), *self._returns]
+                    left = [self._going_on.get("evaluator"), *self._beside]
                     await see_through(actor, [task for task in others if task not in left], stopping, parts.stop)
                     return lost
                 except (WorkerLost, ColumnsLost, RefLost, ReplicaBack) as error:
-                    if stopping.done() and isinstance(error, ReplicaBack):  # it is not needed any more
-                        columns = [task for task in columns if not _has_replica_back(task)]
-                        continue
+                    if stopping.done() and any(_raised(task) is error for task in self._beside):
+                        columns = [task for task in columns if _raised(task) is not error]
+                        continue  # whoever commits is told of what is lost
                     if stopping.done() or not _may_go_on(error):
                         raise
                     failed = error
@@ -136,10 +137,14 @@ class RoleTasks:
         columns = [spawn(role.run(), name) for name, role in loop.columns]
         if loop.critic is not None:
             columns.append(spawn(loop.critic.run(), "critic"))
-        clock = self._runtime.clock
-        groups = [group for group in self._parts.models.groups if group.may_come_back]
-        self._returns = [spawn(replica_back(group, clock), f"return of a {group.name}'s replica") for group in groups]
-        columns += self._returns
+        clock, groups = self._runtime.clock, self._parts.models.groups
+        back = [(group, replica_back(group, clock)) for group in groups if group.may_come_back]
+        lost = [(group, group.lost_while_idle()) for group in groups if group.can_be_lost]
+        self._beside = [
+            *(spawn(one, f"return of a {group.name}'s replica") for group, one in back),
+            *(spawn(one, f"loss of an idle {group.name}") for group, one in lost),
+        ]
+        columns += self._beside
         if loop.evaluator is not None:
             self._go_on("evaluator", loop.evaluator)
         if loop.gap is not None:
@@ -164,8 +169,10 @@ class RoleTasks:
     ) -> None:
         """Return once roles may begin again: the trainer was lost, or all columns, or both, also one as the other is
         seen to; or a replica of a trainer's is back."""
-        errors = [failed, *await self._end_in_order(actor, columns)]
-        lost = next((error for error in errors if isinstance(error, WorkerLost)), None)
+        ended = await self._end_in_order(actor, columns)
+        errors = [failed, *ended]
+        # Who asked one that is lost knows more of that than who looks at idle ones.
+        lost = next((error for error in (*ended, failed) if isinstance(error, WorkerLost)), None)
         is_back = any(isinstance(error, ReplicaBack) for error in errors)
         empty = await self._told([error for error in errors if isinstance(error, _MISSED)])
         if empty is not None and isinstance(actor.exception(), RefLost):
@@ -270,8 +277,8 @@ class RoleTasks:
         return errors
 
 
-def _has_replica_back(task: asyncio.Task[Any]) -> bool:
-    return task.done() and not task.cancelled() and isinstance(task.exception(), ReplicaBack)
+def _raised(task: asyncio.Task[Any]) -> BaseException | None:
+    return task.exception() if task.done() and not task.cancelled() else None
 
 
 def _may_go_on(error: BaseException) -> bool:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
 
 from headrace.observe.events import EventSink
 from headrace.runtime.placing import NoRoom
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.supervision import SCORER, LossWindow, Measure, Often, after_failure
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
+
+_ASKED_S = 1.0
+"""After which one that is lost is brought back: whoever was asking it does so by then, and knows more of its loss."""
+_LOOK_S = 60.0
+"""After which it is looked at, though nothing has changed."""
 
 
 class ModelReturn:
@@ -35,6 +41,8 @@ class ModelReturn:
         """In a row, without an answer."""
         self._losses = LossWindow(often)
         self._turn = asyncio.Lock()
+        self.lives = 0
+        """How often it was made anew: of what it was told in one life, it knows nothing in the next."""
         self._down: set[int] = set()
         workers.changed.listen(self._look)
 
@@ -44,6 +52,19 @@ class ModelReturn:
 
     def answered(self) -> None:
         self._failures = 0
+
+    async def run(self) -> NoReturn:
+        """Bring it back also while nobody asks it, until cancelled. Raises as `after`."""
+        workers, clock = self._workers, self._clock
+        while True:
+            if not workers.lost:
+                with suppress(WaitTimeout):
+                    await workers.changed.wait(clock, _LOOK_S, "the loss of a model that scores")
+                continue
+            await clock.sleep(_ASKED_S)
+            if workers.lost:
+                rank, reason = next(iter(workers.lost.items()))
+                await self.after(WorkerLost(rank, reason, worker=workers.handles[rank].worker))
 
     async def after(self, lost: WorkerLost) -> None:
         """Once all are there again. Raises the loss where that comes too often, or is another's; and where no node has
@@ -77,6 +98,8 @@ class ModelReturn:
                     if isinstance(error, WorkerLost) and isinstance(error.__cause__, NoRoom):
                         raise  # the next would wait as long again
                     continue  # why is in `lost`
+                finally:
+                    self.lives += 1
                 is_back = not self._workers.lost
             self._look()
 

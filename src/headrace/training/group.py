@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from headrace.models.packing import PackRow, plan_microbatches
 from headrace.runtime.refs import Ref, Refs, refs_in
@@ -113,6 +113,16 @@ class TrainerGroup:
     def may_come_back(self) -> bool:
         """Whether some of them are taken in again, once they are made."""
         return isinstance(self._ranks, RankWorkers) and bool(self._ranks.absent.wanted)
+
+    @property
+    def can_be_lost(self) -> bool:
+        """Whether its ranks are workers."""
+        return isinstance(self._ranks, RankWorkers)
+
+    async def lost_while_idle(self) -> NoReturn:
+        """See `IdleLosses.raised`. Raises WorkerLost."""
+        assert isinstance(self._ranks, RankWorkers), f"the {self.name} is no worker"
+        await self._ranks.idle_losses.raised()
 
     async def make_again(self) -> None:
         """A replica that is absent, once there is room for it: `heal` takes it in. Raises WorkerLost."""

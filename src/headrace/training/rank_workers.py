@@ -18,6 +18,7 @@ from headrace.runtime.protocol import Clock, Services, WaitTimeout
 from headrace.runtime.together import to_the_end, together
 from headrace.runtime.workers import WorkerError, WorkerLost, Workers
 from headrace.training.absent_replicas import AbsentReplicas
+from headrace.training.idle_losses import IdleLosses
 from headrace.training.layouts.ranks import WHOLE, Layout
 from headrace.training.protocol import CheckpointError
 from headrace.training.rank import TrainerRank
@@ -148,6 +149,7 @@ class RankWorkers:
         self._ended: dict[int, WorkerLost] = {}
         """Ranks that were ended because another was lost, each with the loss of that one."""
         self.absent = AbsentReplicas(self._make, self._has_all)
+        self.idle_losses = IdleLosses(workers.changed, clock, seconds, self._losses)
         self._strangers: set[int] = set()
         """Replicas that are made anew, whose ranks have not come together yet."""
         self._stuck: dict[int, WorkerLost] = {}
@@ -190,6 +192,14 @@ class RankWorkers:
         """Ranks that take part, and are lost, each with the reason."""
         taking_part = ranks_of(self)
         return {rank: reason for rank, reason in self._workers.lost.items() if rank in taking_part}
+
+    def _losses(self) -> dict[int, WorkerLost]:
+        """As `_lost`; of one that was ended because another was lost the loss of that one."""
+        handles = self._workers.handles
+        return {
+            rank: self._ended.get(rank) or WorkerLost(rank, reason, worker=handles[rank].worker)
+            for rank, reason in self._lost.items()
+        }
 
     def _has_all(self, replica: int) -> bool:
         return not any(rank in self._workers.lost for rank in self.layout.members(replica))
@@ -328,7 +338,8 @@ class RankWorkers:
         asked = [self._outcome(rank, method, given, what, seconds) for rank, given in args.items()]
         if self.layout.size > 1:
             asked = [to_the_end(each) for each in asked]
-        return dict(zip(args, await together(asked), strict=True))
+        with self.idle_losses.asking(args):
+            return dict(zip(args, await together(asked), strict=True))
 
     async def _outcome(self, rank: int, method: str, args: Sequence[Any], what: str, seconds: float | None) -> Any:
         try:

@@ -21,6 +21,8 @@ from headrace.engines.absent import AbsentEngine
 from headrace.engines.pool import EnginePool
 from headrace.rewards.model_reward import ModelReward
 from headrace.roles.columns.frozen import AskedModel
+from headrace.roles.columns.reward_model import AskedRewardModel
+from headrace.roles.model_return import ModelReturn
 from headrace.roles.workers.frozen import FrozenWorker, ProximalWorker, ReferenceWorker, TeacherWorker
 from headrace.runtime.protocol import Runtime
 from headrace.runtime.together import together
@@ -60,6 +62,15 @@ class Models:
     def groups(self) -> tuple[TrainerGroup, ...]:
         """Those that train."""
         return (self.trainer,) if self.critic is None else (self.trainer, self.critic)
+
+    @property
+    def returns(self) -> tuple[ModelReturn, ...]:
+        """Of those that only score, what brings them back: of each that can be lost."""
+        asked = [self.reference, self.teacher, self.proximal]
+        found = [model.returns for model in asked if model is not None]
+        if self.reward is not None and isinstance(self.reward.model, AskedRewardModel):
+            found.append(self.reward.model.returns)
+        return tuple(one for one in found if one is not None)
 
     @property
     def parts(self) -> dict[str, Part]:

@@ -42,6 +42,7 @@ from headrace.roles.engine_return import EngineReturnRole
 from headrace.roles.engine_watch import EngineWatchRole
 from headrace.roles.evaluator import EvaluatorRole
 from headrace.roles.filter import FilterRole
+from headrace.roles.model_return import ModelReturn
 from headrace.roles.replay import RecordedLineage, ReplayRole
 from headrace.roles.rollout import RolloutRole
 from headrace.roles.rollout_record import RolloutRecord
@@ -89,8 +90,8 @@ class Parts:
     followers: WeightFollowersRole
     relays: WeightRelaysRole | None
     """None where versions need none."""
-    returns: tuple[EngineReturnRole, ...]
-    """Of each judge's engine one."""
+    returns: tuple[EngineReturnRole | ModelReturn, ...]
+    """Of each judge's engine one, and of each model that only scores."""
     watch: EngineWatchRole | None
     """None where nothing is generated."""
     evaluator: EvaluatorRole | None
@@ -188,7 +189,7 @@ def connect(
         actor=actor,
         followers=_followers(plan, models, context),
         relays=None if models.relays is None else WeightRelaysRole(context, models.relays),
-        returns=tuple(returns_of([*models.judges.values()], context, recorder)),
+        returns=(*returns_of([*models.judges.values()], context, recorder), *models.returns),
         watch=_engine_watch(models, context),
         evaluator=_evaluator(plan, models, store, base, rewards, best) if plan.held_out else None,
         gap=gap,

@@ -130,6 +130,7 @@ class ScoredColumns:
         self._columns = tuple(columns)
         self._score = score
         self._returns = returns
+        self._lives = 0
         self._max_tokens = max_tokens
         self.sampler = whole_groups if by_group else token_budget(max_tokens, row_length)
 
@@ -142,15 +143,29 @@ class ScoredColumns:
         """See `Computed.compute`."""
         while True:
             try:
-                return await self._computed(lease)
+                found = await self._computed(lease)
             except WorkerLost as lost:
                 if self._returns is None:
                     raise
                 await self._returns.after(lost)
-                self.begin_again()  # it is as it was made, and what it kept of these rows is gone
+            else:
+                if not self._is_made_anew():
+                    return found
+                for ref in refs_in(found.columns):
+                    self._context.refs.free(ref)
+
+    def _is_made_anew(self) -> bool:
+        """Whether it was since this was asked last: then it is as it was made, and what it kept is gone."""
+        lives = 0 if self._returns is None else self._returns.lives
+        if lives == self._lives:
+            return False
+        self._lives = lives
+        self.begin_again()
+        return True
 
     async def _computed(self, lease: Lease) -> Filled:
         rows = list(lease.rows)
+        self._is_made_anew()
         if self._follows is not None:
             await self._follows.reach(self._context.flow.batch)
         of_row: dict[RowId, Sequence[Any]] = {}
