@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.controller import checkpointer
 from headrace.controller.checkpointer import Checkpointer
 from headrace.runtime.inline import InlineRuntime
+from headrace.runtime.protocol import WaitTimeout
 from headrace.runtime.workers import WorkerLost
 from headrace.store import DiskFull, RunStore
 from headrace.store.media.files import Digest, digest_of
@@ -179,3 +182,55 @@ def test_a_disk_that_is_full_is_told_to_whoever_comes_next_and_nothing_is_left(t
 
     in_house(tmp_path / "run", see, every=1)
     assert restored(tmp_path / "run")[0] == 0
+
+
+def test_one_that_takes_too_long_is_told_as_that_and_its_end_is_waited_for(tmp_path: Path) -> None:
+    async def see(house: House) -> None:
+        ended = list[str]()
+
+        async def writes_on(path: Path) -> dict[str, Digest]:
+            work = asyncio.ensure_future(asyncio.sleep(0.15))
+            try:
+                await asyncio.shield(work)
+            except asyncio.CancelledError:
+                await work
+                ended.append("its work")
+                raise
+            raise AssertionError("nobody has told it to end")
+
+        house.trainer.write_state = writes_on  # type: ignore[method-assign]
+
+        async def commit() -> None:
+            try:
+                await house.checkpointer.commit(house.train(1))
+            finally:
+                await house.checkpointer.close()
+
+        with pytest.raises(WaitTimeout, match="checkpoint 1 to be written"):
+            await commit()
+        assert ended == ["its work"]
+        assert house.checkpointer.committed == 0
+
+    in_house(tmp_path / "run", see, every=1, timeout_s=0.1)
+
+
+def test_one_that_does_not_even_end_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpointer, "_END_S", 0.05)
+
+    async def see(house: House) -> None:
+        may_end = asyncio.Event()
+
+        async def writes_on(path: Path) -> dict[str, Digest]:
+            while not may_end.is_set():
+                with suppress(asyncio.CancelledError):
+                    await may_end.wait()
+            raise OSError("the disk is gone")
+
+        house.trainer.write_state = writes_on  # type: ignore[method-assign]
+        await house.checkpointer.after(house.train(1))
+        with pytest.raises(WaitTimeout, match="checkpoint 1 to be written"):
+            await house.checkpointer.settled()
+        await house.checkpointer.close()
+        may_end.set()
+
+    in_house(tmp_path / "run", see, every=1, timeout_s=0.1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from headrace.controller.best import BestCheckpoint
 from headrace.observe.events import EventSink
 from headrace.observe.failure import words_of
 from headrace.observe.spent import CHECKPOINTS, Activity
-from headrace.runtime.protocol import Runtime
+from headrace.runtime.protocol import Runtime, WaitTimeout
 from headrace.runtime.together import together
 from headrace.runtime.workers import WorkerLost
 from headrace.store import Restored, RunStore
@@ -32,6 +33,8 @@ from headrace.weights.version import Version
 logger = logging.getLogger(__name__)
 
 EVENT = "checkpoint"
+_END_S = 30.0
+"""In which one that is written no further has ended."""
 
 
 class Part(Protocol):
@@ -149,9 +152,17 @@ class Checkpointer:
                 what = f"{writing.get_name()} to be written"
                 await self._runtime.clock.wait_for(asyncio.shield(writing), self._timeout_s, what)
             except TimeoutError:
-                writing.cancel()
+                if not writing.done():
+                    await self._give_up(writing)
                 raise
         self._writing = None
+
+    async def _give_up(self, writing: asyncio.Task[None]) -> None:
+        """Nobody waits for it any more, once it has ended, or does not."""
+        self._writing = None
+        writing.cancel()
+        with suppress(WaitTimeout):
+            await self._runtime.clock.wait_for(asyncio.wait([writing]), _END_S, f"the end of {writing.get_name()}")
 
     async def forget(self) -> None:
         """The trainer, or another of those that write, was lost: what is being written is committed, if it can be
