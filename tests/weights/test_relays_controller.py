@@ -12,14 +12,16 @@ import pytest
 from scripted_relays import NEWER, OFFER, Scripted, forward, made
 
 from headrace.controller.building.relay_users import RelaySupply, RelayUsers
+from headrace.controller.building.weight_relays import supplying_scorer
 from headrace.observe.waits import WaitMeter
 from headrace.roles.context import RoleContext
+from headrace.roles.model_return import ModelReturn
 from headrace.roles.weight_relays import WeightRelaysRole
 from headrace.roles.workers.relay import RelaySpec
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.supervision import pause_after
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
-from headrace.runtime.workers import WorkerError, WorkerLost
+from headrace.runtime.workers import Handle, WorkerError, WorkerLost
 from headrace.weights.relay.journey import SOURCE, Found, Plane
 from headrace.weights.relay.receiver import OverRelays
 from headrace.weights.relay.relays import Relays
@@ -234,12 +236,14 @@ class Trainer:
         return self.first, self.seen
 
 
-async def supplied(ends: dict[str, Seen]) -> tuple[RelayUsers, RelaySupply, Relays, Scripted, Trainer]:
+async def supplied(
+    ends: dict[str, Seen], is_lost: Callable[[str], bool] = lambda worker: False
+) -> tuple[RelayUsers, RelaySupply, Relays, Scripted, Trainer]:
     """With a version, and one relay for each that needs it."""
     workers, trainer = Scripted(), Trainer()
     users = RelayUsers("trainer/0", HERE, ends, each=False)
     relays = Relays(workers, InlineRuntime().clock, 60.0, deltas=False)  # type: ignore[arg-type]
-    supply = RelaySupply(users, relays, workers, RelaySpec("/memory"), InlineRuntime().clock, trainer.sees)  # type: ignore[arg-type]
+    supply = RelaySupply(users, relays, workers, RelaySpec("/memory"), InlineRuntime().clock, trainer.sees, is_lost)  # type: ignore[arg-type]
     await relays.take_in(SOURCE)
     for rank, user in users.by_rank.items():
         await relays.take_in(rank, [user])
@@ -264,6 +268,48 @@ def test_who_sees_the_trainers_memory_has_no_relay_wherever_both_come_to_be() ->
             ("engine/1", 3),
         ]
         assert near.offer() == replace(OFFER, address="/2")
+
+    asyncio.run(run())
+
+
+def test_a_scorer_that_comes_back_on_another_machine_takes_versions_from_a_relay_there() -> None:
+    class Proximal:
+        workers = ("proximal/0",)
+        seen = HERE
+
+        async def sees(self) -> list[Seen]:
+            return [self.seen]
+
+    async def run() -> None:
+        _, supply, relays, _, _ = await supplied({"proximal/0": HERE})
+        near = OverRelays(None, relays).near("proximal/0")  # type: ignore[arg-type]
+        workers, proximal = Scripted(), Proximal()
+
+        async def restart() -> None:
+            workers.lost.clear()
+            proximal.seen = AWAY
+
+        workers.handles, workers.lost = [Handle("proximal/0", 0, "")], {0: "its node is lost"}
+        returns = ModelReturn(workers, InlineRuntime().clock, restart)  # type: ignore[arg-type]
+        returns.once_back = supplying_scorer(supply, proximal)  # type: ignore[arg-type]
+        assert relays.rank_of("proximal/0") is None
+        await returns.after(WorkerLost(0, "its node is lost", worker="proximal/0"))
+        assert relays.rank_of("proximal/0") == 2
+        assert near.offer() == replace(OFFER, address="/2")
+
+    asyncio.run(run())
+
+
+def test_a_trainer_that_comes_back_elsewhere_has_no_relay_made_beside_one_that_is_lost() -> None:
+    async def run() -> None:
+        _, supply, relays, workers, trainer = await supplied(
+            {"engine/0": HERE, "proximal/0": HERE}, lambda worker: worker == "proximal/0"
+        )
+        trainer.seen = AWAY
+        await supply.look_again()
+        assert (relays.rank_of("engine/0"), relays.rank_of("proximal/0"), workers.made) == (2, None, 2)
+        await supply.supply("proximal/0", AWAY)
+        assert (relays.rank_of("proximal/0"), workers.made) == (None, 2), "it sees the trainer's memory again"
 
     asyncio.run(run())
 

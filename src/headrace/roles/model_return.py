@@ -19,6 +19,9 @@ _LOOK_S = 60.0
 """After which it is looked at, though nothing has changed."""
 
 
+async def _nothing() -> None: ...
+
+
 class ModelReturn:
     """Of the only workers of their kind, whose weights are those that they are made with; who takes versions has none
     until it has taken one again."""
@@ -40,6 +43,8 @@ class ModelReturn:
         self._failures = 0
         """In a row, without an answer."""
         self._losses = LossWindow(often)
+        self.once_back: Callable[[], Awaitable[None]] = _nothing
+        """Awaited when it is made anew, perhaps on another machine, before anybody asks it. Raises as `restart`."""
         self._turn = asyncio.Lock()
         self.lives = 0
         """How often it was made anew: of what it was told in one life, it knows nothing in the next."""
@@ -94,6 +99,7 @@ class ModelReturn:
                 await self._clock.sleep(following.pause_s)
                 try:
                     await self._restart()
+                    await self.once_back()
                 except (WorkerError, WorkerLost, WaitTimeout, OSError) as error:
                     if isinstance(error, WorkerLost) and isinstance(error.__cause__, NoRoom):
                         raise  # the next would wait as long again

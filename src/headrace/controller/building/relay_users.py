@@ -79,15 +79,18 @@ class RelaySupply:
         spec: RelaySpec,
         clock: Clock,
         source: Callable[[], Awaitable[tuple[str, Seen]]],
+        is_lost: Callable[[str], bool],
     ) -> None:
         """`relays`: on `workers`, of which more are made from `spec`. `source`: asks the trainer which of its workers
-        versions come from, and where that is."""
+        versions come from, and where that is. `is_lost`: of one that takes versions, by its name: it is supplied once
+        it is there again."""
         self._users = users
         self._relays = relays
         self._workers = workers
         self._spec = spec
         self._clock = clock
         self._see_source = source
+        self._is_lost = is_lost
         self._turn = asyncio.Lock()
 
     async def supply(self, worker: str, end: Seen) -> None:
@@ -114,7 +117,8 @@ class RelaySupply:
         users.comes_from(trainer, source)
         if moved:
             for worker, end in [*users.ends.items()]:
-                await self._assign(worker, end)
+                if not self._is_lost(worker):
+                    await self._assign(worker, end)
 
     async def _assign(self, worker: str, end: Seen) -> None:
         """See `supply`. A failure is told, and no more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from headrace.config import ConfigError, TrainConfig
@@ -66,9 +66,16 @@ async def weight_relays(
     async def see_source() -> tuple[str, Seen]:
         return trainer.leaves_from, await trainer.sees()
 
-    supply = RelaySupply(users, relays, workers, spec, runtime.clock, see_source)
+    def is_lost(worker: str) -> bool:
+        asked = zip(engines.handles, engines.members, strict=False)
+        dead = [handle.worker for handle, member in asked if member.engine.failure is not None]
+        return worker in dead or (proximal is not None and worker in proximal.lost)
+
+    supply = RelaySupply(users, relays, workers, spec, runtime.clock, see_source, is_lost)
     trainer.goes_on(relays, supply.look_again)
     engines.came = _supplying(supply)
+    if proximal is not None and proximal.returns is not None:
+        proximal.returns.once_back = supplying_scorer(supply, proximal)
     if engines.hires is not None:
         engines.hires = HiresWithRelay(engines, engines.hires, supply)
     return relays
@@ -102,6 +109,16 @@ def _supplying(supply: RelaySupply) -> Came:
             await supply.supply(worker, await engine.sees())
 
     return came
+
+
+def supplying_scorer(supply: RelaySupply, model: AskedModel) -> Callable[[], Awaitable[None]]:
+    """As an engine that came, a scorer that is back: all of its workers."""
+
+    async def back() -> None:
+        ends = zip(model.workers, await model.sees(), strict=True)
+        await together(supply.supply(worker, end) for worker, end in ends)
+
+    return back
 
 
 class HiresWithRelay:

@@ -42,6 +42,10 @@ class AskedModel(Protocol):
     def workers(self) -> Sequence[str]:
         """The names of its workers."""
 
+    @property
+    def lost(self) -> Sequence[str]:
+        """The names of those of them that are."""
+
     async def sees(self) -> Sequence[Seen]:
         """Where each of them is."""
 
@@ -68,6 +72,7 @@ class OnLane:
     """An `AskedModel` of this process."""
 
     returns = None
+    lost = ()
 
     def __init__(self, model: FrozenModel, name: str, runtime: Runtime) -> None:
         self.name = name
@@ -147,10 +152,16 @@ class InRanks:
         """See `AskedModel.workers`."""
         return self._ranks.names
 
+    @property
+    def lost(self) -> Sequence[str]:
+        """See `AskedModel.lost`."""
+        left = self._ranks.left
+        return [name for rank, name in enumerate(self.workers) if rank not in left]
+
     async def sees(self) -> Sequence[Seen]:
-        """See `AskedModel.sees`."""
+        """See `AskedModel.sees`: it may do so, and be lost with each pass."""
         every = dict.fromkeys(range(len(self.workers)), ())
-        return [*(await self._answered(self._ranks.each("sees", every, what="where it is"))).values()]
+        return [*(await self._ranks.each("sees", every, what="where it is")).values()]
 
     async def take(self, receivers: Sequence[WeightReceiver]) -> Version:
         """See `AskedModel.take`."""
