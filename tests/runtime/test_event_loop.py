@@ -49,14 +49,14 @@ def test_a_call_that_raises_stop_iteration_ends_all_the_same() -> None:
 
 
 @pytest.mark.parametrize(("without", "package"), [("", "uvloop"), ("sys.modules['uvloop'] = None", "asyncio")])
-def test_the_loop_is_of_uvloop_where_that_is_installed(without: str, package: str) -> None:
+def test_a_workers_loop_is_of_uvloop_where_that_is_installed(without: str, package: str) -> None:
     if package == "uvloop":
         pytest.importorskip("uvloop")
     code = (
         f"import asyncio, sys; {without}\n"
-        "from headrace.runtime.event_loop import run_to_end\n"
+        "from headrace.runtime.event_loop import run_in_loop\n"
         "async def main(): return type(asyncio.get_running_loop()).__module__\n"
-        "print(run_to_end(main, 'a test').split('.')[0])"
+        "print(run_in_loop(main()).split('.')[0])"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == package

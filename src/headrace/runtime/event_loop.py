@@ -1,4 +1,5 @@
-"""The event loop of a command: nothing that the user's code leaves on a thread holds it up at its end."""
+"""The event loops of worker processes, and of a command, which nothing that the user's code leaves on a thread holds up
+at its end."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ T = TypeVar("T")
 
 def new_loop() -> asyncio.AbstractEventLoop:
     """An event loop of `uvloop`, or Python's where that is not installed: all is as right with both. A request through
-    the gateway takes a fifth less of the processor with `uvloop` (`benchmarks.gateway_latency`)."""
+    the gateway takes a fifth less of the processor with `uvloop` (`benchmarks.gateway_latency`). For processes that
+    signals do not stop: a command's has Python's, which the watchdog shares them with."""
     try:
         import uvloop
     except ImportError:
@@ -38,7 +40,7 @@ def run_to_end(make: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return run_in_loop(_with_own_threads(make))
+        return asyncio.run(_with_own_threads(make))
     from headrace.config.errors import ConfigError  # all of config/, which worker processes do without
 
     raise ConfigError(
