@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from headrace.models.packing import PackRow, plan_microbatches
+from headrace.models.packing import PackRow
 from headrace.runtime.refs import Ref, Refs, refs_in
 from headrace.store.media.files import Digest
 from headrace.training.following import Following
 from headrace.training.gap import Gap
 from headrace.training.group_state import KeptReference, take, write
+from headrace.training.held_rows import HeldRows
 from headrace.training.layouts.ranks import Layout
 from headrace.training.parts_on_disk import Opened
 from headrace.training.protocol import PartWritten, StepReport
@@ -53,10 +54,7 @@ class TrainerGroup:
         self._passes = SharedPasses(ranks, max_tokens)
         self._loads = Loads(ranks.layout.dp)
         """Since the last step: in streaming accumulation a batch comes in many calls."""
-        self._held: list[tuple[int, int]] = []
-        """Where each row of the batch is, while ranks hold it: the part of the data, and its place there."""
-        self._lengths: list[int] = []
-        """Of the same rows, in tokens."""
+        self._held = HeldRows(ranks, self._passes, max_tokens)
         self._left_from = 0
         """The rank whose versions receivers find, as they have been told."""
         self._relays: Relays | None = None
@@ -192,22 +190,11 @@ class TrainerGroup:
 
     async def hold(self, batch: int, rows: Sequence[RowToTrain], coefficient: float | None = None) -> None:
         """See `TrainerRank.hold`. Each row is one rank's until `let_go`."""
-        own = [
-            [place for places in part for place in places] for part in self._passes.parts([len(row) for row in rows])
-        ]
-        self._lengths, self._held = [len(row) for row in rows], [(0, 0)] * len(rows)
-        for part, places in enumerate(own):
-            for number, place in enumerate(places):
-                self._held[place] = part, number
-        given = {
-            rank: (batch, [rows[place] for place in own[self._layout.place(rank).dp]], coefficient)
-            for rank in ranks_of(self._ranks)
-        }
-        await self._of_rows(rows, self._ranks.each("hold", given, what="a batch's rows"))
+        await self._of_rows(rows, self._held.hold(batch, rows, coefficient))
 
     async def score_held(self, places: Sequence[int]) -> None:
         """See `TrainerRank.score_held`."""
-        await self._over_held("score_held", places, "log-probs of a micro-batch")
+        await self._held.over("score_held", places, "log-probs of a micro-batch")
 
     async def prepare_held(self) -> None:
         """See `TrainerRank.prepare_held`."""
@@ -216,17 +203,12 @@ class TrainerGroup:
 
     async def accumulate_held(self, places: Sequence[int]) -> None:
         """See `TrainerRank.accumulate_held`."""
-        await self._over_held("accumulate_held", places, "a micro-batch")
+        await self._held.over("accumulate_held", places, "a micro-batch")
 
     async def let_go(self) -> Sequence[Ref | None]:
         """See `TrainerRank.let_go`. Of a rank that is lost nothing is known; the batch is trained all the same."""
-        held, self._held, self._between = self._held, [], False
-        every = dict.fromkeys(ranks_of(self._ranks), ())
-        found = await self._ranks.answered("let_go", every, what="what a batch began with")
-        if not any(found.values()):
-            return []
-        told = [found.get(head) or [] for head in self._layout.heads]
-        return [told[part][number] if told[part] else None for part, number in held]
+        self._between = False
+        return await self._held.let_go()
 
     async def remember(self) -> None:
         """To be called before the first of several steps on a batch. Where there are replicas, each keeps the state
@@ -414,20 +396,6 @@ class TrainerGroup:
             if most:
                 found |= {rank: [*part, *([[]] * (most - len(part)))] for rank, part in own.items()}
         return found
-
-    async def _over_held(self, method: str, places: Sequence[int], what: str) -> None:
-        """A pass over rows that are held: each rank over its own."""
-        if self._is_alone:
-            await self._call(method, list(places), what=what)
-            return
-        own: list[list[int]] = [[] for _ in range(self._layout.dp)]
-        for place in places:
-            own[self._held[place][0]].append(place)
-        passes = []
-        for mine in own:
-            plan = plan_microbatches([self._lengths[place] for place in mine], self._max_tokens)
-            passes.append([([self._held[mine[number]][1] for number in part],) for part in plan])
-        await self._passes.made(method, passes, ([],), what)
 
     async def _of_rows(self, rows: Sequence[RowToTrain], asking: Awaitable[Any]) -> Any:
         refs = (ref for row in rows for ref in row.columns.values() if isinstance(ref, Ref))
