@@ -327,6 +327,25 @@ def test_inline_workers_and_processes_reach_each_other() -> None:
     asyncio.run(main())
 
 
+def test_a_worker_with_a_fast_loop_answers_streams_and_dies_as_others_do() -> None:
+    pytest.importorskip("uvloop")
+
+    async def main() -> None:
+        async with probes(1, replace(APART, fast_loop=True)) as (_, workers):
+            (loop,) = await workers.call("loop", what="a loop")
+            assert loop.startswith("uvloop")
+            numbers = workers.stream("die_slowly", rank=0, what="numbers")
+            assert await anext(numbers) == 0
+            with pytest.raises(WorkerLost, match="exit code 7"):
+                await anext(numbers)
+            await workers.restart(0)
+            cut = asyncio.ensure_future(workers.call("cut", 0.5, what="an end"))
+            with pytest.raises(WorkerLost, match=r"its process ended with exit code 3$"):
+                await cut
+
+    asyncio.run(main())
+
+
 def test_a_worker_process_imports_neither_torch_nor_transformers_and_says_its_name(tmp_path: Path) -> None:
     async def main() -> None:
         where = Placement(process=True, threads=1, deadline_s=20, start_s=20)

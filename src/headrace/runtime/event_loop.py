@@ -13,21 +13,19 @@ from headrace.runtime.lane_thread import NAME_PREFIX, LaneThread
 T = TypeVar("T")
 
 
-def new_loop() -> asyncio.AbstractEventLoop:
-    """An event loop of `uvloop`, or Python's where that is not installed: all is as right with both. A request through
-    the gateway takes a fifth less of the processor with `uvloop` (`benchmarks.gateway_latency`). For processes that
-    signals do not stop: a command's has Python's, which the watchdog shares them with."""
+def run_in_loop(coroutine: Coroutine[Any, Any, T], *, fast: bool) -> T:
+    """As `asyncio.run`. `fast`: in an event loop of `uvloop`, where that is installed: a request through the gateway
+    takes a fifth less of the processor (`benchmarks.gateway_latency`)."""
+    with asyncio.Runner(loop_factory=_fast_loop if fast else None) as runner:
+        return runner.run(coroutine)
+
+
+def _fast_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
-
-
-def run_in_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`, in a `new_loop`."""
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        return runner.run(coroutine)
 
 
 def run_to_end(make: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:

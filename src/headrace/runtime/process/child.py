@@ -24,7 +24,7 @@ def main() -> None:
     open_many_files()
     expect_imports()
     sys.path += [path for path in boot.paths if path not in sys.path]
-    run_in_loop(_serve(boot))
+    run_in_loop(_serve(boot), fast=boot.fast_loop)
 
 
 async def _serve(boot: Boot) -> None:

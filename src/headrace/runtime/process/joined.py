@@ -22,7 +22,6 @@ from typing import Any, NoReturn
 
 from headrace.runtime.clock import SystemClock
 from headrace.runtime.collection import expect_imports
-from headrace.runtime.event_loop import run_in_loop
 from headrace.runtime.process.boot import PACKAGE, WorkerBoot, class_at
 from headrace.runtime.process.identity import leave_signals, name_process, open_many_files
 from headrace.runtime.process.joined_apart import Gate, GateKeeper, JoinedApart, Launcher, served_apart
@@ -194,7 +193,7 @@ def serve(folder: Path, joined: Joined) -> NoReturn:
     listening.listen(128)
     own = ProcessId.own()
     assert own is not None, "the first rank has one"
-    run_in_loop(_served(class_at(boot.kind, (PACKAGE,)), boot, listening, own, first))
+    asyncio.run(_served(class_at(boot.kind, (PACKAGE,)), boot, listening, own, first))
     _listens(site, boot.rank).unlink(missing_ok=True)
     _leave(0)
 
@@ -213,7 +212,7 @@ def _serve_apart(folder: Path, joined: Joined) -> NoReturn:
     while time.monotonic() < end:
         told = _read(folder / _MEETING)
         if told is not None and told.get("gate") is not None:  # it may be what an earlier run left
-            run_in_loop(served_apart(joined.rank, Gate(**told["gate"]), _end, begun, _leave))
+            asyncio.run(served_apart(joined.rank, Gate(**told["gate"]), _end, begun, _leave))
         if launcher is not None and time.monotonic() - tried > _TRY_S:
             if launcher.is_lost():
                 raise WorkerLost(joined.rank, "the first rank's launcher has ended", worker=name)

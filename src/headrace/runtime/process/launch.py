@@ -69,6 +69,7 @@ class ChildProcess:
                 threads=threads,
                 limits=dict(where.limits),
                 folder=str(folder),
+                fast_loop=where.fast_loop,
                 listening=listening.fileno(),
                 life=kept,
                 parent=os.getpid(),

@@ -17,6 +17,8 @@ _MANY_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """After so long without the cluster's head Ray ends this process at once, 60 s unless given: the run's own end comes
 before."""
+_FAST_LOOP = "RAY_USE_UVLOOP"
+"""Whether actors have an event loop of `uvloop`, 1 unless given: see `Placement.fast_loop`."""
 _NICENESS = "RAY_worker_niceness"
 """Of actors, 15 unless given: whatever else computes on the machine would come first."""
 
@@ -36,6 +38,7 @@ def prepare(address: str | None) -> None:
             "the environment of this process, import ray later, or call ray.init first"
         )
     os.environ.setdefault(_PATIENCE, "180")
+    os.environ.setdefault(_FAST_LOOP, "0")
     if address is None and not is_in_one:
         os.environ[AUTH_MODE] = BY_TOKEN
         os.environ[_MANY_NODES] = "0"
