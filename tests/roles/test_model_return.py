@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from lone_worker import LoneWorker
 
 from headrace.roles.model_return import ModelReturn
 from headrace.runtime.placing import NoRoom
-from headrace.runtime.signal import Signal
 from headrace.runtime.supervision import Often
 from headrace.runtime.virtual import VirtualRuntime, run_virtually
-from headrace.runtime.workers import Handle, WorkerLost
-
-
-@dataclass
-class Workers:
-    """One, which is lost whenever a test says so."""
-
-    handles: tuple[Handle, ...] = (Handle("reference/0", 0, ""),)
-    lost: dict[int, str] = field(default_factory=dict)
-    changed: Signal = field(default_factory=Signal)
-
-    async def restart(self) -> None:
-        self.lost.clear()
-        self.changed.notify()
-
-    def lose(self) -> WorkerLost:
-        self.lost[0] = "exit code 3"
-        self.changed.notify()
-        return WorkerLost(0, "exit code 3", worker="reference/0")
+from headrace.runtime.workers import WorkerLost
 
 
 def test_losses_too_often_within_a_time_are_raised_though_it_answers_between() -> None:
     async def main(runtime: VirtualRuntime) -> None:
-        workers: Any = Workers()
+        workers: Any = LoneWorker()
         returns = ModelReturn(workers, runtime.clock, workers.restart, Often(3, 600.0))
         for pause_s in (700.0, 100.0, 100.0):
             await returns.after(workers.lose())
@@ -51,7 +32,7 @@ def test_losses_too_often_within_a_time_are_raised_though_it_answers_between() -
 
 def test_losses_without_an_answer_are_raised_and_others_are_borne_for_ever() -> None:
     async def main(runtime: VirtualRuntime) -> None:
-        workers: Any = Workers()
+        workers: Any = LoneWorker()
         returns = ModelReturn(workers, runtime.clock, workers.restart)
         for _ in range(50):
             await returns.after(workers.lose())
@@ -66,7 +47,7 @@ def test_losses_without_an_answer_are_raised_and_others_are_borne_for_ever() -> 
 
 def test_where_no_node_has_room_in_time_it_is_not_tried_again() -> None:
     async def main(runtime: VirtualRuntime) -> None:
-        workers: Any = Workers()
+        workers: Any = LoneWorker()
         tried = []
 
         async def restart() -> None:
@@ -84,7 +65,7 @@ def test_one_that_is_lost_while_nobody_asks_it_is_told_of_and_brought_back_once(
     """The second time it was asked something: the loss is one, and so is what follows it."""
 
     async def main(runtime: VirtualRuntime) -> None:
-        workers: Any = Workers()
+        workers: Any = LoneWorker()
         told, kept = list[tuple[float, str]](), list[str]()
         returns = ModelReturn(workers, runtime.clock, workers.restart, Often(3, 600.0))
         returns.tell_to(kept.append, lambda kind, data: told.append((runtime.clock.now(), data["worker"])))

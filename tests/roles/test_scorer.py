@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lone_worker import LoneWorker
 from table_rows import new_row, row
 from torch import Tensor
 
@@ -20,8 +21,10 @@ from headrace.observe.waits import WaitMeter
 from headrace.roles.columns.filling import ColumnRole
 from headrace.roles.columns.scorer import ScoredColumns
 from headrace.roles.context import RoleContext
+from headrace.roles.model_return import ModelReturn
 from headrace.runtime.inline import InlineRuntime
 from headrace.runtime.refs import Ref, RefLost
+from headrace.runtime.virtual import VirtualRuntime, run_virtually
 from headrace.training.rows.packed_rows import RowToTrain
 from headrace.training.rows.row_reader import RowReader
 from headrace.training.scoring import Scoring
@@ -115,7 +118,10 @@ def test_what_a_model_scored_before_it_was_made_anew_is_scored_again_with_the_ve
 
     async def main() -> None:
         runtime = InlineRuntime()
-        returns: Any = SimpleNamespace(lives=0)
+
+        async def settled() -> None: ...
+
+        returns: Any = SimpleNamespace(lives=0, settled=settled)
         done, given = list[str](), list[Ref]()
 
         class Follows:
@@ -159,3 +165,61 @@ def test_what_a_model_scored_before_it_was_made_anew_is_scored_again_with_the_ve
         await runtime.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("asked", ["while it comes back", "before it is lost"])
+def test_nothing_is_taken_of_a_model_that_answers_before_it_is_back(asked: str) -> None:
+    """It is there again, and has no version: whoever brings it back still waits for what it takes them from."""
+
+    async def main(runtime: VirtualRuntime) -> None:
+        workers: Any = LoneWorker()
+        returns = ModelReturn(workers, runtime.clock, workers.restart)
+        made, is_supplied, free = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        done = list[str]()
+
+        async def once_back() -> None:
+            made.set()
+            await is_supplied.wait()
+
+        returns.once_back = once_back
+
+        class Follows:
+            def forget(self) -> None:
+                done.append("forgets")
+
+            async def reach(self, number: int) -> None:
+                done.append("takes")
+
+        async def score(rows: Sequence[RowToTrain]) -> list[tuple[str]]:
+            done.append("scores")
+            await free.wait()
+            return [("a score",)] * len(rows)
+
+        context: Any = SimpleNamespace(runtime=runtime, refs=runtime.refs, flow=SimpleNamespace(batch=0))
+        named: dict[str, Any] = {"name": "proximal", "columns": ("proximal",), "score": score, "max_tokens": 4}
+        follows: Any = Follows()
+        scored = ScoredColumns(context, follows=follows, returns=returns, **named)
+        columns = {"tokens": runtime.refs.put({"tokens": 4}), "kept_sets": None, "temperatures": None}
+        lease: Any = SimpleNamespace(rows=[row(0, columns, length=4)])
+        keeper = runtime.spawn(returns.run(), "return")
+        await runtime.clock.sleep(10.0)
+        if asked == "while it comes back":
+            workers.lose()
+            await made.wait()
+            computing = runtime.spawn(scored.compute(lease), "proximal")
+            await runtime.clock.sleep(1.0)
+            expected = ["forgets", "takes", "scores"]
+        else:
+            computing = runtime.spawn(scored.compute(lease), "proximal")
+            await runtime.clock.sleep(1.0)
+            workers.lose()
+            await made.wait()
+            expected = ["takes", "scores", "forgets", "takes", "scores"]
+        free.set()
+        await runtime.clock.sleep(1.0)
+        is_supplied.set()
+        await computing
+        assert done == expected
+        keeper.cancel()
+
+    run_virtually(main)

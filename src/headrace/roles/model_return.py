@@ -47,7 +47,7 @@ class ModelReturn:
         """Awaited when it is made anew, perhaps on another machine, before anybody asks it. Raises as `restart`."""
         self._turn = asyncio.Lock()
         self.lives = 0
-        """How often it was made anew: of what it was told in one life, it knows nothing in the next."""
+        """How often it was begun to make it anew: of what it was told in one life, it knows nothing in the next."""
         self._down: set[int] = set()
         workers.changed.listen(self._look)
 
@@ -70,6 +70,11 @@ class ModelReturn:
             if workers.lost:
                 rank, reason = next(iter(workers.lost.items()))
                 await self.after(WorkerLost(rank, reason, worker=workers.handles[rank].worker))
+
+    async def settled(self) -> None:
+        """Once nobody is about to bring it back: it is there, unless that failed, or it is lost again."""
+        async with self._turn:
+            pass
 
     async def after(self, lost: WorkerLost) -> None:
         """Once all are there again. Raises the loss where that comes too often, or is another's; and where no node has
@@ -97,6 +102,7 @@ class ModelReturn:
                     message = f"{names[rank]} is made anew: {why}"
                     self._tell("worker_lost", {"worker": names[rank], "message": message})
                 await self._clock.sleep(following.pause_s)
+                self.lives += 1  # before it answers anybody
                 try:
                     await self._restart()
                     await self.once_back()
@@ -104,8 +110,6 @@ class ModelReturn:
                     if isinstance(error, WorkerLost) and isinstance(error.__cause__, NoRoom):
                         raise  # the next would wait as long again
                     continue  # why is in `lost`
-                finally:
-                    self.lives += 1
                 is_back = not self._workers.lost
             self._look()
 

@@ -165,6 +165,8 @@ class ScoredColumns:
 
     async def _computed(self, lease: Lease) -> Filled:
         rows = list(lease.rows)
+        if self._returns is not None:
+            await self._returns.settled()
         self._is_made_anew()
         if self._follows is not None:
             await self._follows.reach(self._context.flow.batch)
