@@ -13,6 +13,7 @@ from headrace.experience.table import ExperienceTable, Lease
 from headrace.observe.events import EventSink
 from headrace.observe.spent import Activity
 from headrace.observe.waits import WaitMeter
+from headrace.runtime.patience import Patience, StandStill, standing_with
 from headrace.runtime.protocol import Runtime, WaitTimeout
 from headrace.runtime.refs import Refs
 
@@ -42,13 +43,18 @@ class RoleContext:
         """`runtime.compute`, within the time limit of all waits. Raises WaitTimeout, which names `what`."""
         return await self.computed(lane, what, self.runtime.compute(lane, function, *args))
 
-    async def computed(self, lane: str, what: str, computing: Awaitable[T]) -> T:
-        """What `computing` gives, which is at work on `lane` or in a worker of that kind. As `compute`."""
+    async def computed(self, lane: str, what: str, computing: Awaitable[T], still: StandStill | None = None) -> T:
+        """What `computing` gives, which is at work on `lane` or in a worker of that kind. As `compute`; while `still`
+        stands, the time limit stands still, too."""
         name = f"{what} (lane {lane})"
         self.computing[name] += 1
         try:
             with self.activity.computes(lane):
-                return await self.runtime.clock.wait_for(computing, self.stall_timeout_s, name)
+                if still is None:
+                    return await self.runtime.clock.wait_for(computing, self.stall_timeout_s, name)
+                patience = Patience(self.runtime.clock, self.stall_timeout_s)
+                with standing_with(still, [patience.still]):
+                    return await patience.wait_for(computing, name)
         except WaitTimeout as late:
             raise WaitTimeout(f"{late.what}{self.unfinished()}", late.seconds) from late
         finally:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
 from headrace.observe.events import EventSink
+from headrace.runtime.patience import StandStill
 from headrace.runtime.placing import NoRoom
 from headrace.runtime.protocol import Clock, WaitTimeout
 from headrace.runtime.supervision import SCORER, LossWindow, Measure, Often, after_failure
@@ -48,6 +49,8 @@ class ModelReturn:
         self._turn = asyncio.Lock()
         self.lives = 0
         """How often it was begun to make it anew: of what it was told in one life, it knows nothing in the next."""
+        self.outage = StandStill(clock)
+        """The seconds in which it was lost, or not back yet: nobody had anything of it."""
         self._down: set[int] = set()
         workers.changed.listen(self._look)
 
@@ -83,38 +86,46 @@ class ModelReturn:
         if lost.worker not in names:
             raise lost
         async with self._turn:
-            is_back = not self._workers.lost
-            while not is_back:
-                self._failures += 1
-                following = after_failure(SCORER, self._failures)
-                too_often = self._losses.lost(self._clock.now())
-                if following.measure is Measure.STOP:
-                    too_often = f"{self._failures} times in a row"
-                gone = dict(self._workers.lost)
-                reason = gone.get(lost.rank) or next(iter(gone.values()), lost.reason)
-                if too_often is not None:
-                    raise WorkerLost(
-                        lost.rank,
-                        f"{reason}; that was so {too_often}: mend it, and --resume the run",
-                        worker=lost.worker,
-                    ) from lost
-                for rank, why in gone.items():
-                    message = f"{names[rank]} is made anew: {why}"
-                    self._tell("worker_lost", {"worker": names[rank], "message": message})
-                await self._clock.sleep(following.pause_s)
-                self.lives += 1  # before it answers anybody
-                try:
-                    await self._restart()
-                    await self.once_back()
-                except (WorkerError, WorkerLost, WaitTimeout, OSError) as error:
-                    if isinstance(error, WorkerLost) and isinstance(error.__cause__, NoRoom):
-                        raise  # the next would wait as long again
-                    continue  # why is in `lost`
-                is_back = not self._workers.lost
+            with self.outage.standing():
+                await self._bring_back(lost, names)
             self._look()
+
+    async def _bring_back(self, lost: WorkerLost, names: Sequence[str]) -> None:
+        is_back = not self._workers.lost
+        while not is_back:
+            self._failures += 1
+            following = after_failure(SCORER, self._failures)
+            too_often = self._losses.lost(self._clock.now())
+            if following.measure is Measure.STOP:
+                too_often = f"{self._failures} times in a row"
+            gone = dict(self._workers.lost)
+            reason = gone.get(lost.rank) or next(iter(gone.values()), lost.reason)
+            if too_often is not None:
+                raise WorkerLost(
+                    lost.rank,
+                    f"{reason}; that was so {too_often}: mend it, and --resume the run",
+                    worker=lost.worker,
+                ) from lost
+            for rank, why in gone.items():
+                message = f"{names[rank]} is made anew: {why}"
+                self._tell("worker_lost", {"worker": names[rank], "message": message})
+            await self._clock.sleep(following.pause_s)
+            self.lives += 1  # before it answers anybody
+            try:
+                await self._restart()
+                await self.once_back()
+            except (WorkerError, WorkerLost, WaitTimeout, OSError) as error:
+                if isinstance(error, WorkerLost) and isinstance(error.__cause__, NoRoom):
+                    raise  # the next would wait as long again
+                continue  # why is in `lost`
+            is_back = not self._workers.lost
 
     def _look(self) -> None:
         down = set(self._workers.lost)
         for rank in sorted(down - self._down):
             self._lose(self._workers.handles[rank].worker)
+        if down and not self._down:
+            self.outage.begin()
+        elif self._down and not down:
+            self.outage.end()
         self._down = down

@@ -77,9 +77,11 @@ def scorers(
         return score
 
     if models.reward is not None:
-        if isinstance(model := models.reward.model, AskedRewardModel) and model.returns is not None:
-            model.returns.tell_to(context.table.lose, context.report)
-        found.append(ColumnRole(context, RewardColumns(context, models.reward, by_group=by_group)))
+        returns = model.returns if isinstance(model := models.reward.model, AskedRewardModel) else None
+        if returns is not None:
+            returns.tell_to(context.table.lose, context.report)
+        outage = None if returns is None else returns.outage
+        found.append(ColumnRole(context, RewardColumns(context, models.reward, by_group=by_group, outage=outage)))
     routed = (EXPERTS,) if config.algorithm.router_replay else ()
     if models.proximal is not None:
         follows = FollowedWeights(

@@ -127,10 +127,12 @@ class TrainingRoles:
         )
 
     def _stood_still(self) -> float:
-        """Seconds in which no row could come: while no engine served, or of what a rollout worker was lost with, or
-        while all agents outside were at work and tasks waited for them."""
+        """Seconds in which no row could come: while no engine served, a model that only scores was brought back, or of
+        what a rollout worker was lost with, or while all agents outside were at work and tasks waited for them."""
         outside, hands = outside_player(self.plan.workflow), self.base.hands
-        away = sum(each.outage.seconds() for each in (self.models.engines, *self.models.judges.values()))
+        models = self.models
+        away = sum(pool.outage.seconds() for pool in (models.engines, *models.judges.values()))
+        away += sum(scorer.outage.seconds() for scorer in models.returns)
         busy = 0.0 if outside is None else outside.tasks.busy_s()
         return away + busy + (0.0 if hands is None else hands.seats.lost_time.seconds())
 

@@ -15,6 +15,7 @@ from headrace.roles.columns.filling import Filled
 from headrace.roles.columns.functions import LANE
 from headrace.roles.context import RoleContext
 from headrace.roles.known_refs import there
+from headrace.runtime.patience import StandStill
 from headrace.runtime.refs import Ref, RefLost
 
 NAME = "reward"
@@ -26,10 +27,14 @@ class RewardColumns:
 
     name, waits_for = NAME, "finished groups"
 
-    def __init__(self, context: RoleContext, reward: ModelReward, *, by_group: bool = False) -> None:
-        """`by_group`: rows of different groups never share a pass, so that no score depends on which came together."""
+    def __init__(
+        self, context: RoleContext, reward: ModelReward, *, by_group: bool = False, outage: StandStill | None = None
+    ) -> None:
+        """`by_group`: rows of different groups never share a pass, so that no score depends on which came together.
+        `outage`: in which the model is brought back, and its scores are not late."""
         self._context = context
         self._reward = reward
+        self._outage = outage
         self.sampler = whole_groups if by_group else token_budget(reward.model.max_tokens, row_length)
 
     def begin_again(self) -> None:
@@ -50,12 +55,12 @@ class RewardColumns:
     async def _scores(self, samples: Sequence[Answered]) -> list[float]:
         context, what = self._context, "scores of the reward model"
         try:
-            return await context.computed(NAME, what, self._reward.model.scores(samples))
+            return await context.computed(NAME, what, self._reward.model.scores(samples), self._outage)
         except RefLost:
             if not isinstance(context.refs, RestoredRefs):
                 raise
             again = await context.compute(LANE, "lost columns", _found_again, context.refs, samples)
-            return await context.computed(NAME, what, self._reward.model.scores(again))
+            return await context.computed(NAME, what, self._reward.model.scores(again), self._outage)
 
     def _last(self, row: Row) -> Answered:
         """The sample that the reward of the row's episode is about."""
