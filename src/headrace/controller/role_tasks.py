@@ -47,13 +47,15 @@ class Loop:
     relays: Role | None
     """Bring versions to where the trainer's memory is not seen."""
     returns: Sequence[Role]
-    """Bring back the judges' engines, and models that only score."""
+    """Bring back the judges' engines, and a reward model: evaluations ask them, too."""
     evaluator: Role | None
     gap: Role | None
     watch: Role | None
     """Over engines that died."""
     functions: Role
     """Brings the functions worker back."""
+    scorer_returns: Sequence[Role] = ()
+    """Bring back models that score rows, which nobody needs once all is trained."""
 
 
 class RoleTasks:
@@ -74,6 +76,8 @@ class RoleTasks:
         self._beside: list[asyncio.Task[Any]] = []
         """Among the columns' tasks, those that no batch needs: returns of replicas, and who tells of a trainer that is
         lost while nobody asks it."""
+        self._scorer_returns: list[asyncio.Task[Any]] = []
+        """Among the keepers."""
 
     def keepers(self) -> dict[str, asyncio.Task[Any]]:
         """Those that keep engines and functions at work, by name, begun: from before the first evaluation to behind
@@ -86,7 +90,10 @@ class RoleTasks:
         if loop.watch is not None:
             roles["engine watch"] = loop.watch
         roles["functions worker"] = loop.functions
-        return {name: self._runtime.spawn(role.run(), name) for name, role in roles.items()}
+        scorers = {f"return of scorer {index}": role for index, role in enumerate(loop.scorer_returns)}
+        tasks = {name: self._runtime.spawn(role.run(), name) for name, role in (roles | scorers).items()}
+        self._scorer_returns = [tasks[name] for name in scorers]
+        return tasks
 
     async def run(self, stopping: asyncio.Task[Any], keepers: Sequence[asyncio.Task[Any]]) -> Exception | None:
         """Until the actor has ended; the first role, or keeper, that fails ends them all, and its error is raised.
@@ -111,10 +118,16 @@ class RoleTasks:
                     if stopping.done() and any(_raised(task) is error for task in self._beside):
                         columns = [task for task in columns if _raised(task) is not error]
                         continue  # whoever commits is told of what is lost
+                    if parts.flow.is_finished and any(_raised(task) is error for task in self._scorer_returns):
+                        keepers = self._without_scorers(keepers)
+                        continue
                     if stopping.done() or not _may_go_on(error):
                         raise
                     failed = error
                 else:
+                    if parts.flow.is_finished:
+                        keepers = self._without_scorers(keepers)
+                        await end(self._scorer_returns)
                     evaluator = self._going_on.get("evaluator")
                     if evaluator is not None and parts.flow.is_finished:
                         try:
@@ -128,6 +141,9 @@ class RoleTasks:
                 actor, columns = self._begin()
         finally:
             await end([*columns, *self._going_on.values(), actor])
+
+    def _without_scorers(self, keepers: Sequence[asyncio.Task[Any]]) -> list[asyncio.Task[Any]]:
+        return [task for task in keepers if task not in self._scorer_returns]
 
     def _begin(self) -> tuple[asyncio.Task[Any], list[asyncio.Task[Any]]]:
         """The actor, and the others that lease rows."""

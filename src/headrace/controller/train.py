@@ -83,6 +83,7 @@ def loop_of(parts: Parts) -> Loop:
         relays=parts.relays,
         followers=parts.followers,
         returns=parts.returns,
+        scorer_returns=parts.scorer_returns,
         # Beside it.
         evaluator=parts.evaluator,
         gap=parts.gap,

@@ -66,11 +66,20 @@ class Models:
     @property
     def returns(self) -> tuple[ModelReturn, ...]:
         """Of those that only score, what brings them back: of each that can be lost."""
+        return (*self.scorer_returns, *self.reward_returns)
+
+    @property
+    def scorer_returns(self) -> tuple[ModelReturn, ...]:
+        """Of those that score rows to train."""
         asked = [self.reference, self.teacher, self.proximal]
         found = [model.returns for model in asked if model is not None]
-        if self.reward is not None and isinstance(self.reward.model, AskedRewardModel):
-            found.append(self.reward.model.returns)
         return tuple(one for one in found if one is not None)
+
+    @property
+    def reward_returns(self) -> tuple[ModelReturn, ...]:
+        """Of the reward model, which evaluations ask, too."""
+        model = None if self.reward is None else self.reward.model
+        return (model.returns,) if isinstance(model, AskedRewardModel) and model.returns is not None else ()
 
     @property
     def parts(self) -> dict[str, Part]:

@@ -91,7 +91,9 @@ class Parts:
     relays: WeightRelaysRole | None
     """None where versions need none."""
     returns: tuple[EngineReturnRole | ModelReturn, ...]
-    """Of each judge's engine one, and of each model that only scores."""
+    """Of each judge's engine one, and of the reward model."""
+    scorer_returns: tuple[ModelReturn, ...]
+    """Of each model that scores rows."""
     watch: EngineWatchRole | None
     """None where nothing is generated."""
     evaluator: EvaluatorRole | None
@@ -189,7 +191,8 @@ def connect(
         actor=actor,
         followers=_followers(plan, models, context),
         relays=None if models.relays is None else WeightRelaysRole(context, models.relays),
-        returns=(*returns_of([*models.judges.values()], context, recorder), *models.returns),
+        returns=(*returns_of([*models.judges.values()], context, recorder), *models.reward_returns),
+        scorer_returns=models.scorer_returns,
         watch=_engine_watch(models, context),
         evaluator=_evaluator(plan, models, store, base, rewards, best) if plan.held_out else None,
         gap=gap,
