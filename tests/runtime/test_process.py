@@ -112,6 +112,18 @@ def test_a_killed_worker_loses_its_calls_streams_and_refs_and_nobody_elses() -> 
     asyncio.run(main())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process has open is asked of /proc")
+def test_what_a_worker_starts_has_neither_its_listener_nor_its_life() -> None:
+    """Also by uvloop, which closes nothing in a child."""
+    pytest.importorskip("uvloop")
+
+    async def main() -> None:
+        async with probes() as (_, workers):
+            assert await workers.call("handed_on", what="what is open") == [["uvloop"]]
+
+    asyncio.run(main())
+
+
 def test_a_worker_that_asks_a_killed_one_hears_of_it() -> None:
     async def main() -> None:
         async with probes(2) as (_, workers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
@@ -225,6 +226,26 @@ def test_a_command_that_is_not_there_is_told(tmp_path: Path, capfd: pytest.Captu
         command = guarded(["/nowhere/at-all"], line=held.fileno(), folder=str(tmp_path / "absent"), passes=[])
         assert subprocess.run(command, pass_fds=[held.fileno()], check=False).returncode == 127
     assert "cannot start /nowhere/at-all" in capfd.readouterr().err
+
+
+@needs_linux
+def test_a_command_has_what_is_passed_to_it_and_nothing_else(tmp_path: Path) -> None:
+    """Whatever the guardian was handed, the highest numbers among it."""
+    code = "import os; print(*sorted(fd for fd in range(3, 4096) if os.path.lexists(f'/proc/self/fd/{fd}')))"
+    ours, held = socket.socketpair()
+    passed, extra = os.pipe()
+    high = fcntl.fcntl(extra, fcntl.F_DUPFD, 900)
+    try:
+        with ours, held:
+            command = guarded(
+                [sys.executable, "-c", code], line=held.fileno(), folder=str(tmp_path / "absent"), passes=[passed]
+            )
+            handed = (held.fileno(), passed, extra, high)
+            ran = subprocess.run(command, pass_fds=handed, capture_output=True, text=True, check=True)
+    finally:
+        for descriptor in (passed, extra, high):
+            os.close(descriptor)
+    assert ran.stdout.split() == [str(passed)]
 
 
 def nest(folder: Path, depth: int) -> None:

@@ -3,8 +3,8 @@
 Its arguments are LINE FOLDER PASSES SHARED COMMAND..., an absolute path first in the command. LINE is a socket of which
 the run holds the other end: when that is shut down or closed, the command has to end. FOLDER is removed at last, PASSES
 are descriptors for the command alone, and SHARED how the paths of shared memory begin which processes of the command
-may leave behind, and which is removed with them; with commas between. Ends as the command did; LINE stays open until
-the folder is gone.
+may leave behind, and which is removed with them; with commas between. Whatever else this process was handed is closed
+before the command begins. Ends as the command did; LINE stays open until the folder is gone.
 
 The process does nothing but wait, so that nothing that the command does can hold it up. On Linux it adopts the orphans
 of the command, and the command ends with it.
@@ -46,6 +46,8 @@ def guarded(
 
 def main() -> None:
     line, folder, passes, shared, command = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5:]
+    passed = [int(descriptor) for descriptor in filter(None, passes.split(","))]
+    _close_all_but(line, *passed)
     os.set_inheritable(line, False)
     if linux.IS_LINUX:
         linux.adopt_orphans()
@@ -54,8 +56,8 @@ def main() -> None:
     child = _start(command)
     for number in _STOPS:
         signal.signal(number, signal.SIG_IGN)
-    for descriptor in filter(None, passes.split(",")):
-        os.close(int(descriptor))
+    for descriptor in passed:
+        os.close(descriptor)
     left: set[str] = set()
     status = _wait(child, ends, line, lambda: left.update(_shared(shared)))
     left |= _shared(shared)
@@ -65,6 +67,14 @@ def main() -> None:
             os.unlink(path)
     _clear(folder)
     _end_as(os.waitstatus_to_exitcode(status))
+
+
+def _close_all_but(*kept: int) -> None:
+    """And the standard ones: event loops of uvloop hand on all that a process lets be inherited."""
+    for descriptor in map(int, os.listdir("/proc/self/fd" if linux.IS_LINUX else "/dev/fd")):
+        if descriptor > 2 and descriptor not in kept:
+            with contextlib.suppress(OSError):  # that of the folder itself is closed already
+                os.close(descriptor)
 
 
 def _tell_of_ends() -> int:

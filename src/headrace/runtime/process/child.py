@@ -19,6 +19,7 @@ from headrace.runtime.progress import Stuck
 
 def main() -> None:
     boot = Boot.parse(sys.argv[1])
+    os.set_inheritable(boot.listening, False)  # uvloop hands on to a command whatever can be
     end_with_parent(boot.parent, boot.life)
     name_process(boot.name)
     open_many_files()

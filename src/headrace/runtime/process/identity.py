@@ -27,7 +27,9 @@ def name_process(name: str) -> None:
 
 
 def end_with_parent(parent: int, life: int) -> None:
-    """From now on this process ends when its parent does, however that ends. `life`: a pipe that the parent holds."""
+    """From now on this process ends when its parent does, however that ends. `life`: a pipe that the parent holds,
+    which what this process starts does not get."""
+    os.set_inheritable(life, False)
     leave_signals()
     if sys.platform == "linux":  # also while this is stopped, or holds the interpreter's lock
         _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
