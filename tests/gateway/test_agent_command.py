@@ -10,41 +10,20 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from rollout_helpers import ScriptedEngine, policy, says
+from agent_programs import ASKS, inline, play, play_at_once, walled
+from rollout_helpers import ScriptedEngine, says
 
 from headrace.config.agent import AgentCommand
 from headrace.config.errors import ConfigError
-from headrace.config.gateway import GatewayConfig
-from headrace.config.reward import SandboxConfig
 from headrace.engines.protocol import GenerateRequest, TokenChunk
-from headrace.experience.prompts.dataset import Prompt
-from headrace.gateway.agents.agent_gateway import AgentGateway
 from headrace.gateway.agents.own_folder import OwnFolder
-from headrace.rewards.tools import find_walls
-from headrace.rollout.agent import AgentWorkflow
-from headrace.rollout.agent_command import AgentFailed, CommandAgent, _talk
-from headrace.rollout.trajectory import Trajectory
-from headrace.runtime.inline import InlineRuntime, SystemClock
-
-ASKS = """
-    import json, os, sys, urllib.request
-    told = json.loads(sys.stdin.readline())
-
-    def ask(words, key=None):
-        body = {"model": told["model"], "messages": [{"role": "user", "content": words}]}
-        headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-        url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
-        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as answer:
-            return json.load(answer)["choices"][0]["message"]["content"]
-"""
+from headrace.rollout.agent_command import AgentFailed, CommandAgent
 
 
 def program(folder: Path, *parts: str) -> Path:
@@ -53,38 +32,6 @@ def program(folder: Path, *parts: str) -> Path:
     return file
 
 
-def play(agent: AgentCommand, *, within_s: float = 20) -> tuple[list[Trajectory], ScriptedEngine]:
-    engine = ScriptedEngine(says("one"), says("two"))
-    (only,) = play_at_once(agent, 1, engine, within_s=within_s)
-    return only, engine
-
-
-def play_at_once(
-    agent: AgentCommand, count: int, engine: ScriptedEngine, *, within_s: float = 20
-) -> list[list[Trajectory]]:
-    """Of so many episodes."""
-
-    async def main() -> Any:
-        async with AsyncExitStack() as stack:
-            runtime = InlineRuntime()
-            stack.push_async_callback(runtime.close)
-            gateway = AgentGateway(GatewayConfig(), runtime)
-            await gateway.start()
-            stack.push_async_callback(gateway.close)
-            workflow = AgentWorkflow(CommandAgent(agent)).through(gateway)
-            prompt = Prompt("0", "hi", {"prompt": "hi", "answer": "one"})
-            policies = [policy(engine, chat=True, episode=episode) for episode in range(count)]
-            episodes = asyncio.gather(*(workflow.run(prompt, each) for each in policies))
-            return await asyncio.wait_for(episodes, within_s)
-
-    return [list(each) for each in asyncio.run(main())]
-
-
-def has_walls() -> bool:
-    return asyncio.run(find_walls(SandboxConfig(), SystemClock(), own_function=True)).stand
-
-
-walled = pytest.mark.skipif(not has_walls(), reason="no sandbox works here")
 limited = pytest.mark.skipif(sys.platform != "linux", reason="the limits are Linux's")
 roots = pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="root alone becomes another user")
 
@@ -221,10 +168,6 @@ def test_the_folder_of_agents_is_a_temporary_one_unless_a_sockets_path_would_be_
         found = own.of(0).parent.parent
         own.close()
     assert found == (parent if taken else Path("/tmp"))
-
-
-def inline(code: str, **more: Any) -> AgentCommand:
-    return AgentCommand(command=(sys.executable, "-c", textwrap.dedent(ASKS) + textwrap.dedent(code)), **more)
 
 
 @pytest.mark.parametrize(
@@ -368,21 +311,6 @@ def test_what_a_program_leaves_behind_neither_delays_its_reward_nor_outlives_it(
     (only,), _ = play(inline(code, reward="stdout", sandbox=sandbox))
     assert only.reward == 0.5
     assert _gone(lambda line: "sleep(1235)" in line)
-
-
-def test_streams_that_nobody_closes_are_waited_for_a_second() -> None:
-    """As where orphans cannot be found."""
-
-    async def talk() -> tuple[bytes, bytes]:
-        line = ("sh", "-c", "sleep 3 & echo out; echo err >&2; cat >/dev/null")
-        process = await asyncio.create_subprocess_exec(*line, stdin=PIPE, stdout=PIPE, stderr=PIPE)
-        found = await asyncio.wait_for(_talk(process, b"told\n", SystemClock()), 2.5)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        await asyncio.gather(process.stdout.read(), process.stderr.read())  # else what is left of it warns
-        return found
-
-    assert asyncio.run(talk()) == (b"out\n", b"err\n")
 
 
 def _gone(match: Callable[[str], bool]) -> bool:

@@ -9,7 +9,6 @@ import logging
 import os
 import shutil
 import socket
-from asyncio.subprocess import PIPE
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from headrace.config.reward import SandboxConfig
 from headrace.errors import HeadraceError
 from headrace.rewards.tools import find_walls
 from headrace.rollout.agent_episode import AgentEpisode
+from headrace.rollout.command_streams import command_streams
 from headrace.rollout.proxies import past_proxies
 from headrace.rollout.sessions import Session
 from headrace.runtime.protocol import Clock, WaitTimeout
@@ -32,11 +32,7 @@ from headrace.sandbox.walls import Walls
 _GIVEN = ("PATH", "LANG", "LC_ALL")
 _VARIABLES = {"OPENAI_BASE_URL": "/v1", "OPENAI_API_BASE": "/v1", "ANTHROPIC_BASE_URL": ""}
 _KEYS, _MODELS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"), ("OPENAI_MODEL", "ANTHROPIC_MODEL")
-_MOST_KEPT = 1 << 16
-"""Bytes of what it prints, of each stream: the last ones."""
-_LAST_WORDS_S = 1.0
-"""In which what it printed comes, once it has ended."""
-_LOOK_S, _ENDING_S = 0.2, 10.0
+_ENDING_S = 10.0
 _WORDS = 300
 """Characters of its last words in an error."""
 
@@ -132,59 +128,24 @@ async def _run(
     """The exit status, and the last bytes of both streams. Nothing that it started goes on then."""
     line, held = socket.socketpair()
     lifelines.hold(line)
-    with line:
+    with line, command_streams() as streams:
         with held:
             process = await asyncio.create_subprocess_exec(
                 *guarded(command, line=held.fileno(), folder=folder, passes=()),
                 pass_fds=[held.fileno()],
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=PIPE,
+                stdin=streams.stdin,
+                stdout=streams.stdout,
+                stderr=streams.stderr,
                 env=environment,
                 start_new_session=True,
             )
+        streams.hand_over()
         try:
-            printed, errors = await _talk(process, given, clock)
+            printed, errors = await streams.talk(process, given, clock)
             return await process.wait(), printed, errors
         finally:
             line.close()
             await _ended(process, clock)
-
-
-async def _talk(process: asyncio.subprocess.Process, given: bytes, clock: Clock) -> tuple[bytes, bytes]:
-    """Both streams to their end, or to soon after the end of the process: what it left behind may hold them open."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    kept = [bytearray(), bytearray()]
-    streams = zip((process.stdout, process.stderr), kept, strict=True)
-    reading = asyncio.gather(*(_keep_last(stream, into) for stream, into in streams))
-    ended = asyncio.ensure_future(_exited(process, clock))
-    try:
-        with contextlib.suppress(ConnectionError):
-            process.stdin.write(given)
-            await process.stdin.drain()
-            process.stdin.close()
-        await asyncio.wait((reading, ended), return_when=asyncio.FIRST_COMPLETED)
-        with contextlib.suppress(WaitTimeout):
-            await clock.wait_for(reading, _LAST_WORDS_S, "the last words of an agent's command")
-    finally:
-        reading.cancel()
-        ended.cancel()
-        await asyncio.gather(reading, ended, return_exceptions=True)
-    return bytes(kept[0]), bytes(kept[1])
-
-
-async def _keep_last(stream: asyncio.StreamReader, kept: bytearray) -> None:
-    while part := await stream.read(_MOST_KEPT):
-        kept += part
-        del kept[:-_MOST_KEPT]
-
-
-async def _exited(process: asyncio.subprocess.Process, clock: Clock) -> None:
-    """Told without its streams: `wait` is for the end of these too in asyncio before Python 3.12.5."""
-    while process.returncode is None:
-        await clock.sleep(_LOOK_S)
 
 
 async def _ended(process: asyncio.subprocess.Process, clock: Clock) -> None:
