@@ -146,6 +146,15 @@ def test_layers_of_other_masks_are_refused() -> None:
         _chosen(model)
 
 
+def test_a_mask_of_a_models_own_is_refused() -> None:
+    """Doge's hides nothing as long as its parameter is zero, as it is before any update."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "sliding_window": 16, **heads}
+    model = transformers.DogeForCausalLM(transformers.DogeConfig(vocab_size=VOCAB, **shape)).to(DEVICE).eval()
+    with pytest.raises(EngineError, match=r"does not run over .* \(DogeAttention makes an attention mask of its own\)"):
+        _chosen(model)
+
+
 def _own_attention() -> Any:
     """A model with attention of its own, which no function is given for."""
     kinds = [[["global", "local"], 1]]

@@ -56,6 +56,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": _LAYER_TYPES,
         },
     ),
+    "phimoe_sliding": ("Phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16}),
     "qwen2": ("Qwen2", {}),
     "llama": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("Mistral", {"sliding_window": None}),

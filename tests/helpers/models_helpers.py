@@ -13,6 +13,7 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MambaConfig,
+    PhimoeConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -52,6 +53,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         sliding_window=20,
         layer_types=["sliding_attention", "full_attention"],
     ),
+    "phimoe": PhimoeConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=14),
     "llama": LlamaConfig(**SHAPE, tie_word_embeddings=False),
     "gemma2": Gemma2Config(**SHAPE, sliding_window=5, query_pre_attn_scalar=8),
     "gemma3": Gemma3TextConfig(

@@ -16,16 +16,20 @@ from headrace.models.varlen_attention import varlen_attention
 PACKED_ATTENTION = "headrace_packed"
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 """Layer types whose mask a function of `AttentionInterface` can tell from the arguments that it gets."""
+_MASK_HAS_WINDOW = {"phimoe"}
+"""Model types without layer types whose mask is made from the config's window, for all layers, and whose attention does
+not pass it on. Of others without layer types some pass it on, and some keep in their config what nothing uses."""
 _UNSUPPORTED = ("s_aux", "position_bias", "head_mask", "cache")
 
 
 def window_of(module: nn.Module, given: int | None) -> int | None:
     """Of how many tokens its layer sees the last ones; None: of all. `given`: by the call. Qwen2-MoE leaves the window
-    to the mask, which is made from the config's layer types."""
+    to the mask, which is made from the config's layer types, and PhiMoE to one that is made from the window alone."""
     if given is None:
         config: Any = getattr(module, "config", None)
         layers, place = getattr(config, "layer_types", None) or (), getattr(module, "layer_idx", None)
-        if isinstance(place, int) and place < len(layers) and layers[place] == "sliding_attention":
+        slides = isinstance(place, int) and place < len(layers) and layers[place] == "sliding_attention"
+        if slides or getattr(config, "model_type", None) in _MASK_HAS_WINDOW:
             window: int | None = getattr(config, "sliding_window", None)
             return window
     return given

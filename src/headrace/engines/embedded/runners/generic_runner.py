@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from headrace.engines.embedded.cache import KeyValueCache
 from headrace.engines.embedded.runners.runner import PrefillPass
 from headrace.engines.embedded.runners.slot_attention import decode_attention, decode_bias, prefill_attention, visible
-from headrace.models.attention import window_of
+from headrace.models.attention import UnsupportedAttention, window_of
 from headrace.models.fast_linear import use_fast_products
 from headrace.models.routing import attach_routing
 
@@ -207,7 +207,10 @@ def _attend(
     slot_pass: _Pass,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """An attention function of the library: `query` [b, heads, T, d]; returns [b, T, heads, d]."""
+    """An attention function of the library: `query` [b, heads, T, d]; returns [b, T, heads, d]. Raises
+    UnsupportedAttention for a mask of the model's own, as Doge's, which depends on the values."""
+    if attention_mask is not None:
+        raise UnsupportedAttention(f"{type(module).__name__} makes an attention mask of its own")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     mask = slot_pass.mask(window_of(module, sliding_window))
     wide = query.to(key.dtype)
