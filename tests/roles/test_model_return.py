@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -81,5 +82,33 @@ def test_one_that_is_lost_while_nobody_asks_it_is_told_of_and_brought_back_once(
         workers.lose()
         with pytest.raises(WorkerLost, match="that was so 3 times within 600 s"):
             await keeper
+
+    run_virtually(main)
+
+
+def test_a_return_that_is_cancelled_in_its_midst_is_gone_on_with() -> None:
+    """As where whoever asked it is ended for another loss: what supplies it where it is now has not been told."""
+
+    async def main(runtime: VirtualRuntime) -> None:
+        workers: Any = LoneWorker()
+        returns = ModelReturn(workers, runtime.clock, workers.restart)
+        may_go_on, supplied = asyncio.Event(), list[float]()
+
+        async def once_back() -> None:
+            await may_go_on.wait()
+            supplied.append(runtime.clock.now())
+
+        returns.once_back = once_back
+        keeper = runtime.spawn(returns.run(), "a keeper")
+        asking = runtime.spawn(returns.after(workers.lose()), "who asked it")
+        await runtime.clock.sleep(0.5)
+        assert not workers.lost
+        asking.cancel()
+        may_go_on.set()
+        await runtime.clock.sleep(5.0)
+        assert len(supplied) == 1
+        await returns.after(workers.lose())
+        assert len(supplied) == 2
+        keeper.cancel()
 
     run_virtually(main)

@@ -118,7 +118,7 @@ def test_what_a_worker_starts_has_neither_its_listener_nor_its_life() -> None:
     pytest.importorskip("uvloop")
 
     async def main() -> None:
-        async with probes() as (_, workers):
+        async with probes(where=replace(APART, fast_loop=True)) as (_, workers):
             assert await workers.call("handed_on", what="what is open") == [["uvloop"]]
 
     asyncio.run(main())

@@ -47,6 +47,8 @@ class ModelReturn:
         self.once_back: Callable[[], Awaitable[None]] = _nothing
         """Awaited when it is made anew, perhaps on another machine, before anybody asks it. Raises as `restart`."""
         self._turn = asyncio.Lock()
+        self._is_midway = False
+        """Made anew, perhaps, and not all that belongs to that is done."""
         self.lives = 0
         """How often it was begun to make it anew: of what it was told in one life, it knows nothing in the next."""
         self.outage = StandStill(clock)
@@ -65,14 +67,19 @@ class ModelReturn:
         """Bring it back also while nobody asks it, until cancelled. Raises as `after`."""
         workers, clock = self._workers, self._clock
         while True:
-            if not workers.lost:
+            if not self._is_needed:
                 with suppress(WaitTimeout):
                     await workers.changed.wait(clock, _LOOK_S, "the loss of a model that scores")
                 continue
             await clock.sleep(_ASKED_S)
-            if workers.lost:
-                rank, reason = next(iter(workers.lost.items()))
+            if self._is_needed:
+                rank, reason = next(iter(workers.lost.items()), (0, "its return was broken off"))
                 await self.after(WorkerLost(rank, reason, worker=workers.handles[rank].worker))
+
+    @property
+    def _is_needed(self) -> bool:
+        """Whether it is lost, or who brought it back was cancelled in the midst of that."""
+        return bool(self._workers.lost) or (self._is_midway and not self._turn.locked())
 
     async def settled(self) -> None:
         """Once nobody is about to bring it back: it is there, unless that failed, or it is lost again."""
@@ -85,14 +92,17 @@ class ModelReturn:
         names = [handle.worker for handle in self._workers.handles]
         if lost.worker not in names:
             raise lost
-        async with self._turn:
-            with self.outage.standing():
-                await self._bring_back(lost, names)
-            self._look()
+        try:
+            async with self._turn:
+                with self.outage.standing():
+                    await self._bring_back(lost, names)
+                self._look()
+        finally:
+            if self._is_midway:  # cancelled: `run` goes on with it
+                self._workers.changed.notify()
 
     async def _bring_back(self, lost: WorkerLost, names: Sequence[str]) -> None:
-        is_back = not self._workers.lost
-        while not is_back:
+        while self._workers.lost or self._is_midway:
             self._failures += 1
             following = after_failure(SCORER, self._failures)
             too_often = self._losses.lost(self._clock.now())
@@ -111,14 +121,14 @@ class ModelReturn:
                 self._tell("worker_lost", {"worker": names[rank], "message": message})
             await self._clock.sleep(following.pause_s)
             self.lives += 1  # before it answers anybody
+            self._is_midway = True
             try:
                 await self._restart()
                 await self.once_back()
-            except (WorkerError, WorkerLost, WaitTimeout, OSError) as error:
+                self._is_midway = False
+            except (WorkerError, WorkerLost, WaitTimeout, OSError) as error:  # why is in `lost`
                 if isinstance(error, WorkerLost) and isinstance(error.__cause__, NoRoom):
                     raise  # the next would wait as long again
-                continue  # why is in `lost`
-            is_back = not self._workers.lost
 
     def _look(self) -> None:
         down = set(self._workers.lost)
