@@ -30,7 +30,7 @@ VERIFIERS_READY := $(VERIFIERS)/.ready
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,math,plot,schema,datasets,tensorboard,renderers,cluster,megatron,gateway]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,math,plot,schema,datasets,tensorboard,renderers,cluster,megatron]'
 	touch $@
 
 quickstart: $(READY)

@@ -7,8 +7,7 @@ are open at once; a session of 8 turns with a tool is followed by a new one. Pro
 The client is a process of its own. A latency is from when the request was due to the first and the last byte of the
 body; told is what is beyond the 50 ms. `engine_late`: how much later than 50 ms the engine itself woke, which is in it;
 `sent_late`: how late the client was. `cpu_ms`: this process's processor time a request, beginning and end of sessions
-included. Gateway, engine and workflow are in this process, as in a rollout worker; its event loop is that of a worker
-whose agents are programs or outside: of `uvloop`, where that is installed.
+included. Gateway, engine and workflow are in this process, as in a rollout worker.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from benchmarks.gateway_stub import DEADLINE_S, Episodes, Lengths, client_proces
 from benchmarks.machine import save, spread
 from headrace.experience.text.fast_tokenizer import FastTokenizer
 from headrace.runtime.collection import rare_collections
-from headrace.runtime.event_loop import run_in_loop
 
 DELAY_S, SESSIONS, WARM_S = 0.05, 256, 5.0
 LENGTHS = Lengths(first=780, answer=32, result=32, turns=8)
@@ -93,7 +91,7 @@ def main() -> None:
     text, runs = tokenizer(), []
     with rare_collections(), (profile := cProfile.Profile()) if given.profile else nullcontext():
         for seed in range(given.runs):
-            runs.append(run_in_loop(measure(text, given.rate, given.seconds, seed), fast=True))
+            runs.append(asyncio.run(measure(text, given.rate, given.seconds, seed)))
             print(runs[-1], flush=True)
     if given.profile:
         profile.dump_stats(given.profile)

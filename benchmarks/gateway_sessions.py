@@ -21,7 +21,6 @@ import psutil
 from benchmarks.gateway_stub import DEADLINE_S, Lengths, client_process, gateway_of, stub_engine, tokenizer
 from benchmarks.machine import save
 from headrace.runtime.collection import rare_collections
-from headrace.runtime.event_loop import run_in_loop
 from headrace.runtime.process.identity import open_many_files
 
 LENGTHS = Lengths(first=512, answer=96, result=96, turns=16)
@@ -76,7 +75,7 @@ def main() -> None:
     sessions = parser.parse_args().sessions
     open_many_files()
     with rare_collections():
-        found = run_in_loop(measure(sessions), fast=True)
+        found = asyncio.run(measure(sessions))
     print(json.dumps(found))
     save("gateway_sessions", found)
 

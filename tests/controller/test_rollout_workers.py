@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -22,7 +21,7 @@ from transformers import ByT5Tokenizer, LlamaConfig, LlamaForCausalLM
 from headrace.cli.main import main
 from headrace.config import ConfigError, load_config
 from headrace.config.train import TrainConfig
-from headrace.controller.planning.rollout_worker_count import agents_alone_play, rollout_workers
+from headrace.controller.planning.rollout_worker_count import rollout_workers
 from headrace.experience.records.codec import decode_group
 from headrace.experience.sample import Group
 from headrace.models.loading import save_pretrained_folder
@@ -259,26 +258,6 @@ def test_auto_is_a_worker_for_code_of_the_users_own(tmp_path: Path) -> None:
         config = config_of(tmp_path / str(number), **changes)
         assert rollout_workers(config, {}) == 1
     assert rollout_workers(config_of(tmp_path / "b", rollout__workflow="own.py:Mine", rollout__workers=0), {}) == 0
-
-
-AGENT = {"rollout__workflow": "agent", "rollout__agent": {"command": ["python", "agent.py"]}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "alone"),
-    [
-        ({}, False),
-        (AGENT, True),
-        ({**AGENT, "rollout__agent": {"outside": True}}, True),
-        ({**AGENT, "rollout__agent": "own.py:play"}, False),
-        ({**AGENT, "rollout__filters": ["own.py:keep"]}, False),
-        ({"rollout__workflow": "own.py:Mine"}, False),
-    ],
-)
-def test_a_faster_loop_is_for_who_runs_no_code_of_the_users(
-    tmp_path: Path, changes: dict[str, Any], alone: bool
-) -> None:
-    assert agents_alone_play(config_of(tmp_path, **changes)) is alone
 
 
 def test_what_was_given_in_python_stays_in_the_process(tmp_path: Path) -> None:

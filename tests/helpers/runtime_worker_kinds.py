@@ -253,9 +253,6 @@ class Probe:
     def modules(self) -> list[str]:
         return sorted(sys.modules)
 
-    async def loop(self) -> str:
-        return type(asyncio.get_running_loop()).__module__
-
     def left_alone_by_the_collector(self) -> int:
         return gc.get_freeze_count()
 

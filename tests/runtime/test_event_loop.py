@@ -1,8 +1,6 @@
 """The loop of a command ends, whatever is left on threads."""
 
 import asyncio
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -46,17 +44,3 @@ def test_a_call_that_raises_stop_iteration_ends_all_the_same() -> None:
             await asyncio.wait_for(on_own_thread(lambda: next(iter(()))), 5.0)
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize(("without", "package"), [("", "uvloop"), ("sys.modules['uvloop'] = None", "asyncio")])
-def test_a_workers_loop_is_of_uvloop_where_that_is_installed(without: str, package: str) -> None:
-    if package == "uvloop":
-        pytest.importorskip("uvloop")
-    code = (
-        f"import asyncio, sys; {without}\n"
-        "from headrace.runtime.event_loop import run_in_loop\n"
-        "async def main(): return type(asyncio.get_running_loop()).__module__\n"
-        "print(run_in_loop(main(), fast=True).split('.')[0])"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == package

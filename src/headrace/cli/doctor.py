@@ -26,7 +26,6 @@ _USES = {
     "datasets": "data in Parquet or Arrow, of the Hub, or packed as .zst",
     "renderers": "gateway.renderer",
     "cluster": "runtime.kind=ray",
-    "gateway": "a faster gateway for agents that are programs or outside",
     "megatron": "trainer.backend=megatron",
     **{tracker: f"track=[{tracker}]" for tracker in PACKAGES},
 }

@@ -1,5 +1,4 @@
-"""The event loops of worker processes, and of a command, which nothing that the user's code leaves on a thread holds up
-at its end."""
+"""The event loop of a command: nothing that the user's code leaves on a thread holds it up at its end."""
 
 from __future__ import annotations
 
@@ -11,21 +10,6 @@ from typing import Any, TypeVar
 from headrace.runtime.lane_thread import NAME_PREFIX, LaneThread
 
 T = TypeVar("T")
-
-
-def run_in_loop(coroutine: Coroutine[Any, Any, T], *, fast: bool) -> T:
-    """As `asyncio.run`. `fast`: in an event loop of `uvloop`, where that is installed: a request through the gateway
-    takes a fifth less of the processor (`benchmarks.gateway_latency`)."""
-    with asyncio.Runner(loop_factory=_fast_loop if fast else None) as runner:
-        return runner.run(coroutine)
-
-
-def _fast_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 def run_to_end(make: Callable[[], Coroutine[Any, Any, T]], what: str) -> T:

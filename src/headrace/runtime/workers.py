@@ -95,9 +95,6 @@ class Placement:
     """Of a worker that has a process of its own."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """See `Progress`; of what works in a process of its own. One that is stuck is ended."""
-    fast_loop: bool = False
-    """Its event loop is of `uvloop`, where that is installed and Ray does not choose it: for what runs no code of the
-    user's, which may want Python's (some patch it, and processes that it starts are begun otherwise)."""
     beside: Callable[[int], str] | None = None
     """By rank the worker, as engine/0, on whose machine each is to be, in every life of it: where workers may be on
     several."""

@@ -12,7 +12,6 @@ from headrace.controller.building.processors import often_of
 from headrace.controller.building.reward_pools import RewardPools
 from headrace.controller.planning.judges import own_judges
 from headrace.controller.planning.plan import Plan
-from headrace.controller.planning.rollout_worker_count import agents_alone_play
 from headrace.controller.planning.tokens import reward_tokens
 from headrace.engines.embedded.cache_plan import context_limit
 from headrace.engines.pool import EnginePool
@@ -98,8 +97,7 @@ async def start_rollout_workers(
         keeps_failed=config.record.samples_per_batch != 0,
     )
     silence = Silence(config.rollout.block_timeout_s, "rollout.block_timeout_s")
-    fast = agents_alone_play(config)
-    where = Placement(process=True, threads=_THREADS, start_s=_START_S, silence=silence, fast_loop=fast)
+    where = Placement(process=True, threads=_THREADS, start_s=_START_S, silence=silence)
     outside = outside_player(plan.workflow)
     tokens = reward_tokens(config)
     relay = None if outside is None else TaskRelay(outside, runtime, silence.most_s)

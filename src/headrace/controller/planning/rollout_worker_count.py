@@ -51,13 +51,6 @@ def own(config: TrainConfig) -> list[str]:
     return [f"{key} {spec}" for key, spec in _played(config) if is_own(spec)]
 
 
-def agents_alone_play(config: TrainConfig) -> bool:
-    """Whether of the user's nothing but agents plays and filters, and those are programs or outside: then no code of
-    theirs is in the event loop of who speaks to them."""
-    is_apart = isinstance(config.rollout.agent, AgentCommand | OutsideAgent)
-    return is_apart and not any(is_own(spec) for key, spec in _played(config) if key != "rollout.agent")
-
-
 def describe(config: TrainConfig, workers: int, tokenizer: Any) -> list[str]:
     """Lines for `headrace check`; none where no process plays."""
     if not workers:

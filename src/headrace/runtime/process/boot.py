@@ -46,8 +46,6 @@ class WorkerBoot:
 class Boot(WorkerBoot):
     """Of a child."""
 
-    fast_loop: bool
-    """See `Placement.fast_loop`."""
     listening: int
     """Descriptor of the socket that it is spoken to by."""
     life: int

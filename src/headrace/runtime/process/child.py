@@ -5,12 +5,12 @@ Imports neither torch nor transformers; what its worker imports is the worker's.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import sys
 
 from headrace.runtime.collection import expect_imports
-from headrace.runtime.event_loop import run_in_loop
 from headrace.runtime.process.boot import Boot, class_at
 from headrace.runtime.process.identity import end_with_parent, name_process, open_many_files
 from headrace.runtime.process.served import ServedWorker
@@ -19,13 +19,13 @@ from headrace.runtime.progress import Stuck
 
 def main() -> None:
     boot = Boot.parse(sys.argv[1])
-    os.set_inheritable(boot.listening, False)  # uvloop hands on to a command whatever can be
+    os.set_inheritable(boot.listening, False)  # nor by a loop that closes nothing in a child
     end_with_parent(boot.parent, boot.life)
     name_process(boot.name)
     open_many_files()
     expect_imports()
     sys.path += [path for path in boot.paths if path not in sys.path]
-    run_in_loop(_serve(boot), fast=boot.fast_loop)
+    asyncio.run(_serve(boot))
 
 
 async def _serve(boot: Boot) -> None:

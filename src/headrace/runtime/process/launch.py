@@ -69,7 +69,6 @@ class ChildProcess:
                 threads=threads,
                 limits=dict(where.limits),
                 folder=str(folder),
-                fast_loop=where.fast_loop,
                 listening=listening.fileno(),
                 life=kept,
                 parent=os.getpid(),

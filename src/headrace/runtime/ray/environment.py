@@ -18,7 +18,8 @@ _PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """After so long without the cluster's head Ray ends this process at once, 60 s unless given: the run's own end comes
 before."""
 _FAST_LOOP = "RAY_USE_UVLOOP"
-"""Whether actors have an event loop of `uvloop`, 1 unless given: see `Placement.fast_loop`."""
+"""Whether actors have an event loop of `uvloop` where that is installed, 1 unless given. Code of the user's may want
+Python's, as all other workers have it: some patch it, and what `uvloop` starts inherits more."""
 _NICENESS = "RAY_worker_niceness"
 """Of actors, 15 unless given: whatever else computes on the machine would come first."""
 
