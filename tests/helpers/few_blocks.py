@@ -26,6 +26,7 @@ BOUND = r"0\.03 is the bound in bfloat16"
 _LEFT_OUT = "model.layers.1.mlp.down_proj.weight"
 _ASKED, _TOKENS = 48, 160
 """Requests, more than the server's slots, and tokens of each."""
+_MORE_TIMES = 4
 _END_S = 30.0
 
 
@@ -63,10 +64,21 @@ def _publications(
 
 
 async def require_nothing_lost_where_it_is_full(
-    worker: ServerEngineWorker, subject: Subject
+    worker: ServerEngineWorker, subject: Subject, until: int | None = None
 ) -> tuple[list[ServerLoad], int]:
     """More requests than the server holds: each has its tokens once. What it said of itself meanwhile, and the fewest
-    requests that it had while others waited for it."""
+    requests that it had while others waited for it. Some times, until those are so few, where that is given: how often
+    it is looked at meanwhile depends on what else the machine does."""
+    loads, fewest = await _nothing_lost(worker, subject)
+    for _ in range(_MORE_TIMES):
+        if until is None or fewest <= until:
+            break
+        more, at_once = await _nothing_lost(worker, subject)
+        loads, fewest = [*loads, *more], min(fewest, at_once)
+    return loads, fewest
+
+
+async def _nothing_lost(worker: ServerEngineWorker, subject: Subject) -> tuple[list[ServerLoad], int]:
     engine = worker.engine
     before, read = await engine.dialect.sampled(), engine.stats().generated_tokens
     requests = [subject.request(_TOKENS, seed=seed) for seed in range(_ASKED)]
