@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-from agent_listener import CALL, CHAT, TOOL, post, run, run_on
+from agent_listener import CALL, CHAT, TOOL, gateway_at_work, post, run, run_on
 from rollout_helpers import EOS, ScriptedEngine, chunk, hangs, ids, policy, says
 
 from headrace.config.gateway import GatewayConfig
@@ -331,11 +331,7 @@ def test_the_key_of_another_open_episode_is_refused() -> None:
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
-            runtime = InlineRuntime()
-            stack.push_async_callback(runtime.close)
-            gateway = AgentGateway(GatewayConfig(), runtime)
-            await gateway.start()
-            stack.push_async_callback(gateway.close)
+            gateway = await stack.enter_async_context(gateway_at_work())
             mine, other = [
                 await stack.enter_async_context(gateway.open(policy(engine, chat=True, episode=number)))
                 for number in range(2)

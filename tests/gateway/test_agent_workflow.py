@@ -11,18 +11,15 @@ from typing import Any
 
 import aiohttp
 import pytest
-from agent_listener import CHAT
+from agent_listener import CHAT, gateway_at_work
 from rollout_helpers import PaperRewards, ScriptedEngine, chunk, dead, ids, says, settings
 
-from headrace.config.gateway import GatewayConfig
 from headrace.engines.protocol import FinishReason
 from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey, Sample, SampleStatus
-from headrace.gateway.agents.agent_gateway import AgentGateway
 from headrace.rollout.agent import AgentWorkflow, FunctionAgent
 from headrace.rollout.agent_episode import AgentEpisode
 from headrace.rollout.episodes import EpisodeRunner
-from headrace.runtime.inline import InlineRuntime
 from headrace.weights.version import INITIAL
 
 PROMPT = Prompt("0", "hi", {"prompt": "hi", "answer": "one"})
@@ -44,11 +41,7 @@ def played(agent: Callable[[AgentEpisode], Any], *script: Any, timeout_s: float 
 
     async def main() -> Group:
         async with AsyncExitStack() as stack:
-            runtime = InlineRuntime()
-            stack.push_async_callback(runtime.close)
-            gateway = AgentGateway(GatewayConfig(), runtime)
-            await gateway.start()
-            stack.push_async_callback(gateway.close)
+            gateway = await stack.enter_async_context(gateway_at_work())
             its = settings(engine, chat=True)
             runner = EpisodeRunner(
                 workflow=AgentWorkflow(FunctionAgent(agent)).through(gateway),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 import aiohttp
@@ -21,6 +21,17 @@ E = TypeVar("E", bound=ScriptedEngine)
 CHAT = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 CALL = '<tool_call>{"name": "look", "arguments": {"key": "k"}}</tool_call>'
+
+
+@asynccontextmanager
+async def gateway_at_work(config: GatewayConfig | None = None) -> AsyncIterator[AgentGateway]:
+    async with AsyncExitStack() as stack:
+        runtime = InlineRuntime()
+        stack.push_async_callback(runtime.close)
+        gateway = AgentGateway(config or GatewayConfig(), runtime)
+        await gateway.start()
+        stack.push_async_callback(gateway.close)
+        yield gateway
 
 
 def run(
@@ -40,14 +51,11 @@ def run_on(
     """`others`: engines beside it. `changes`: of what the policy has in common with others."""
 
     async def main() -> Any:
-        async with AsyncExitStack() as stack:
-            runtime = InlineRuntime()
-            stack.push_async_callback(runtime.close)
-            gateway = AgentGateway(config, runtime)
-            await gateway.start()
-            stack.push_async_callback(gateway.close)
-            async with gateway.open(policy(engine, *others, **{"chat": True, **changes})) as session:
-                return await asyncio.wait_for(test(session, engine), 20)
+        async with (
+            gateway_at_work(config) as gateway,
+            gateway.open(policy(engine, *others, **{"chat": True, **changes})) as session,
+        ):
+            return await asyncio.wait_for(test(session, engine), 20)
 
     return asyncio.run(main())
 

@@ -10,18 +10,17 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from agent_listener import gateway_at_work
 from rollout_helpers import ScriptedEngine, policy, says
 
 from headrace.config.agent import AgentCommand
-from headrace.config.gateway import GatewayConfig
 from headrace.config.reward import SandboxConfig
 from headrace.experience.prompts.dataset import Prompt
-from headrace.gateway.agents.agent_gateway import AgentGateway
 from headrace.rewards.tools import find_walls
 from headrace.rollout.agent import AgentWorkflow
 from headrace.rollout.agent_command import CommandAgent
 from headrace.rollout.trajectory import Trajectory
-from headrace.runtime.inline import InlineRuntime, SystemClock
+from headrace.runtime.inline import SystemClock
 
 ASKS = """
     import json, os, sys, urllib.request
@@ -58,11 +57,7 @@ def play_at_once(
 
     async def main() -> Any:
         async with AsyncExitStack() as stack:
-            runtime = InlineRuntime()
-            stack.push_async_callback(runtime.close)
-            gateway = AgentGateway(GatewayConfig(), runtime)
-            await gateway.start()
-            stack.push_async_callback(gateway.close)
+            gateway = await stack.enter_async_context(gateway_at_work())
             workflow = AgentWorkflow(CommandAgent(agent)).through(gateway)
             prompt = Prompt("0", "hi", {"prompt": "hi", "answer": "one"})
             policies = [policy(engine, chat=True, episode=episode) for episode in range(count)]

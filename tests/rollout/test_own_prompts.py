@@ -9,14 +9,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from agent_listener import CHAT
+from agent_listener import CHAT, gateway_at_work
 from rollout_helpers import PaperRewards, ScriptedEngine, says, settings
 
-from headrace.config.gateway import GatewayConfig
 from headrace.experience.prompts.dataset import Prompt
 from headrace.experience.sample import Group, GroupKey, SampleStatus
 from headrace.experience.text.conversation import Messages, conversation
-from headrace.gateway.agents.agent_gateway import AgentGateway
 from headrace.rewards.outcome import RewardOutcome
 from headrace.rollout.agent import AgentWorkflow, FunctionAgent
 from headrace.rollout.agent_episode import AgentEpisode
@@ -28,7 +26,6 @@ from headrace.rollout.policy import Policy
 from headrace.rollout.rollout_function import FunctionRunner, FunctionSettings
 from headrace.rollout.single_turn import SingleTurn
 from headrace.rollout.trajectory import Trajectory
-from headrace.runtime.inline import InlineRuntime
 from headrace.weights.version import INITIAL
 
 KEY, SAMPLES = GroupKey(0, 0, 0), 3
@@ -82,11 +79,7 @@ def played(rewards: NotedRewards, workflow: Any = None, agent: Any = None) -> Gr
             its = settings(ScriptedEngine(says("7")), chat=True)
             plays = workflow
             if agent is not None:
-                runtime = InlineRuntime()
-                stack.push_async_callback(runtime.close)
-                gateway = AgentGateway(GatewayConfig(), runtime)
-                await gateway.start()
-                stack.push_async_callback(gateway.close)
+                gateway = await stack.enter_async_context(gateway_at_work())
                 plays = AgentWorkflow(FunctionAgent(agent)).through(gateway)
             runner = EpisodeRunner(
                 workflow=plays,

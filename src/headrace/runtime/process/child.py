@@ -19,7 +19,7 @@ from headrace.runtime.progress import Stuck
 
 def main() -> None:
     boot = Boot.parse(sys.argv[1])
-    os.set_inheritable(boot.listening, False)  # nor by a loop that closes nothing in a child
+    os.set_inheritable(boot.listening, False)  # whatever is started here, and however
     end_with_parent(boot.parent, boot.life)
     name_process(boot.name)
     open_many_files()
